@@ -1,0 +1,38 @@
+# Everything a person or CI runs. Each target installs what it needs into .envs/ and is quick when all is there.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+ENVS  := .envs
+BASE  := $(ENVS)/base/bin
+STAMP := .installed
+
+.PHONY: help install lint test demo bench clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+install: $(ENVS)/base/$(STAMP) $(ENVS)/trainer/$(STAMP) $(ENVS)/inference/$(STAMP) ## Install the three environments
+
+$(ENVS)/%/$(STAMP): infra/environments/%.txt infra/environments/install.sh pyproject.toml
+	@bash infra/environments/install.sh $*
+	@touch $@
+
+lint: $(ENVS)/base/$(STAMP) ## ruff, mypy (strict) and the layering contracts
+	$(BASE)/ruff check .
+	$(BASE)/ruff format --check .
+	$(BASE)/mypy
+	$(BASE)/lint-imports
+
+test: install ## Every test, against the real parts
+	$(BASE)/python -m pytest
+
+demo: install ## Train a small policy inside the real Codex harness, end to end
+	$(BASE)/openforge train recipes/quickstart/recipe.yaml
+
+bench: install ## Seconds by phase, proxy latency and trainer time, each as a ratio in one run
+	$(BASE)/python -m benchmarks
+
+clean: ## Remove the environments and the local stack's state
+	@if [ -x $(BASE)/openforge ]; then $(BASE)/openforge down || true; fi
+	rm -rf $(ENVS) .tools .openforge
