@@ -18,9 +18,7 @@ class Settings(BaseSettings):
 
     home: Path = Field(Path(".openforge"), description="state of the local stack, sandboxes, staged weights")
     storage_url: str = Field("", description="fsspec URL of trajectories, checkpoints and manifests; default: HOME/storage")
-    s3_endpoint: str = Field(
-        "", description="S3 service other than AWS; keys come from the usual AWS variables"
-    )
+    s3_endpoint: str = Field("", description="S3 service other than AWS; keys come from the usual AWS variables")
 
     temporal_address: str = "127.0.0.1:7233"
     temporal_namespace: str = "default"
