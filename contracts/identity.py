@@ -1,5 +1,6 @@
 """Names that survive retries: a rollout's identity decides its workflow id, its sandbox id and its path in storage."""
 
+import hashlib
 import re
 from typing import Annotated
 
@@ -59,5 +60,5 @@ class RolloutId(FrozenContract):
 
     def sandbox_id(self, attempt: int) -> str:
         """Id of an attempt's sandbox: a DNS label, so that it can name a pod as well as a directory."""
-        slug = re.sub(r"[^a-z0-9]+", "-", f"{self.run}-{self.batch}".lower()).strip("-")
-        return f"{slug[-40:].strip('-')}-g{self.group}-m{self.member}-a{attempt}"
+        digest = hashlib.sha256(str(self).encode()).hexdigest()[:12]
+        return f"{self.run[:40].rstrip('-')}-{digest}-a{attempt}"

@@ -14,9 +14,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import fsspec
+from botocore.exceptions import BotoCoreError
 from fsspec.implementations.local import LocalFileSystem
 
 from infra.settings import Settings
+
+_FAILURES = (OSError, ValueError, BotoCoreError)  # what file systems, s3fs and botocore raise
 
 
 class StorageError(Exception):
@@ -67,7 +70,7 @@ class Storage:
                 os.replace(temporary, target)  # noqa: PTH105
             else:
                 self._fs.pipe_file(target, data)
-        except (OSError, PermissionError, ValueError) as error:
+        except _FAILURES as error:
             raise StorageError(f"cannot write {self.url(path)}: {_reason(error)}") from error
         return hashlib.sha256(data).hexdigest()
 
@@ -77,7 +80,7 @@ class Storage:
             data = self._fs.cat_file(f"{self._base}/{path}")
         except FileNotFoundError:
             raise FileNotFoundError(f"there is no {self.url(path)}") from None
-        except (OSError, PermissionError, ValueError) as error:
+        except _FAILURES as error:
             raise StorageError(f"cannot read {self.url(path)}: {_reason(error)}") from error
         return bytes(data)
 
@@ -86,7 +89,7 @@ class Storage:
         try:
             self._fs.invalidate_cache()
             return bool(self._fs.exists(f"{self._base}/{path}"))
-        except (OSError, PermissionError, ValueError) as error:
+        except _FAILURES as error:
             raise StorageError(f"cannot look for {self.url(path)}: {_reason(error)}") from error
 
     def list(self, prefix: str) -> list[str]:
@@ -96,7 +99,7 @@ class Storage:
             found = self._fs.find(f"{self._base}/{prefix}")
         except FileNotFoundError:
             return []
-        except (OSError, PermissionError, ValueError) as error:
+        except _FAILURES as error:
             raise StorageError(f"cannot list {self.url(prefix)}: {_reason(error)}") from error
         return sorted(str(path)[len(self._base) + 1 :] for path in found if not str(path).endswith(".tmp"))
 
