@@ -20,14 +20,15 @@ def test_an_infrastructure_failure_is_retried(cause: Cause) -> None:
 
 
 def test_boundary_gives_its_cause_to_an_unclassified_error() -> None:
-    with pytest.raises(RolloutError, match=r"could not create the sandbox: OSError: disk full") as caught:
-        with boundary(Cause.SANDBOX_UNSCHEDULABLE, "create the sandbox"):
-            raise OSError("disk full")
+    with (
+        pytest.raises(RolloutError, match=r"could not create the sandbox: OSError: disk full") as caught,
+        boundary(Cause.SANDBOX_UNSCHEDULABLE, "create the sandbox"),
+    ):
+        raise OSError("disk full")
     assert caught.value.cause is Cause.SANDBOX_UNSCHEDULABLE
 
 
 def test_boundary_leaves_a_classified_error_alone() -> None:
-    with pytest.raises(RolloutError) as caught:
-        with boundary(Cause.INTERNAL, "score"):
-            raise RolloutError(Cause.VERIFIER_ERROR, "no reward")
+    with pytest.raises(RolloutError) as caught, boundary(Cause.INTERNAL, "score"):
+        raise RolloutError(Cause.VERIFIER_ERROR, "no reward")
     assert caught.value.cause is Cause.VERIFIER_ERROR
