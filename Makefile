@@ -36,3 +36,11 @@ bench: install ## Seconds by phase, proxy latency and trainer time, each as a ra
 clean: ## Remove the environments and the local stack's state
 	@if [ -x $(BASE)/openforge ]; then $(BASE)/openforge down || true; fi
 	rm -rf $(ENVS) .tools .openforge
+
+.PHONY: lock
+UV   ?= $(or $(shell command -v uv),.tools/bin/uv)
+LOCK := $(UV) pip compile pyproject.toml --quiet --python-version 3.11 --no-annotate --no-header --no-emit-index-url --no-emit-find-links
+lock: ## Compile the pinned requirements anew from pyproject.toml
+	$(LOCK) --extra base --extra dev -o infra/environments/base.txt
+	$(LOCK) --extra trainer --override infra/environments/overrides.txt --find-links "$${PIP_FIND_LINKS:-}" -o infra/environments/trainer.txt
+	$(LOCK) --extra inference --override infra/environments/overrides.txt --find-links "$${PIP_FIND_LINKS:-}" -o infra/environments/inference.txt
