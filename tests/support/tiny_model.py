@@ -17,7 +17,7 @@ MARKERS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
 TEXT = [
     "You are a coding agent. Use the tools to solve the task, then say that you are done.",
     "system user assistant tool function name arguments parameters description type object string required",
-    '{"type": "function", "function": {"name": "exec_command", "arguments": {"cmd": "grep -n port services.txt | cut -d= -f2"}}}',
+    '{"type": "function", "function": {"name": "exec_command", "arguments": {"cmd": "grep -n port a.txt | cut -d= -f2"}}}',
     "echo done > answer.txt && cat answer.txt; ls -la; find . -name '*.py' | xargs wc -l; exit code 0",
     "The quick brown fox jumps over the lazy dog 0123456789.",
 ]
