@@ -1,0 +1,215 @@
+"""The routes: a table, with no logic of their own. Two applications share one state.
+
+`public` has the session API and the model routes and is served on TCP; `model_routes` has the model routes alone and is served
+on the unix socket that sandboxes are given.
+"""
+
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from contracts.sessions import OpenSession, SessionCalls, SessionOpened, SessionStatus
+from proxy.canonical import Question
+from proxy.dialects import DIALECTS
+from proxy.dialects.base import Dialect, openai_error
+from proxy.engine import EnginePool
+from proxy.errors import BadRequestError, ProxyError, TooLargeError
+from proxy.generation import Generation, Pending, check_engine
+from proxy.journal import Journal
+from proxy.metrics import REGISTRY, REQUESTS, UNAUTHORIZED
+from proxy.sessions import Session, SessionConflictError, Sessions
+
+MAX_BODY = 64 * 2**20
+KEEP_ALIVE_SECONDS = 5.0  # Codex gives up on a stream after `stream_idle_timeout_ms` without an event
+
+
+class Proxy:
+    """What the routes work on."""
+
+    def __init__(self, sessions: Sessions, generation: Generation, journal: Journal, pools: dict[str, EnginePool]) -> None:
+        self.sessions = sessions
+        self.generation = generation
+        self.journal = journal
+        self.pools = pools
+
+
+def public(proxy: Proxy) -> FastAPI:
+    """Session API, model routes, health and metrics."""
+    app = _application("OpenForgeRL proxy")
+    app.include_router(_session_routes(proxy))
+    app.include_router(_model_routes(proxy))
+    app.include_router(_health_routes(proxy))
+    return app
+
+
+def model_routes(proxy: Proxy) -> FastAPI:
+    """The model routes alone."""
+    app = _application("OpenForgeRL model routes")
+    app.include_router(_model_routes(proxy))
+    return app
+
+
+def _application(title: str) -> FastAPI:
+    app = FastAPI(title=title, openapi_url=None)
+
+    @app.exception_handler(ProxyError)
+    async def refuse(_: Request, error: ProxyError) -> JSONResponse:
+        return JSONResponse(openai_error(error), error.status)
+
+    return app
+
+
+def _session_routes(proxy: Proxy) -> APIRouter:
+    def admin(request: Request) -> None:
+        if not proxy.sessions.is_admin(_bearer(request)):
+            UNAUTHORIZED.labels("admin").inc()
+            raise HTTPException(401, "the session API needs the admin token as a bearer token")
+
+    async def find(session_id: str) -> Session:
+        if session := await proxy.sessions.get(session_id):
+            return session
+        raise HTTPException(404, f"there is no session {session_id!r}")
+
+    routes = APIRouter(prefix="/sessions", dependencies=[Depends(admin)])
+    found = Depends(find)
+
+    @routes.post("")
+    async def open_session(body: OpenSession, request: Request) -> JSONResponse:
+        check_engine(proxy.pools, body.engine)
+        try:
+            session = await proxy.sessions.open(body)
+        except SessionConflictError as error:
+            raise HTTPException(409, str(error)) from error
+        key = proxy.sessions.key(session.session_id)
+        opened = SessionOpened(session_id=session.session_id, api_key=key, base_url=str(request.base_url).rstrip("/"))
+        return JSONResponse({**opened.model_dump(mode="json"), "api_key": key.get_secret_value()})
+
+    @routes.get("/{session_id}")
+    async def status(session: Annotated[Session, found]) -> SessionStatus:
+        return session.status
+
+    @routes.get("/{session_id}/calls")
+    async def calls(session: Annotated[Session, found]) -> SessionCalls:
+        return SessionCalls(session_id=session.session_id, calls=session.records)
+
+    @routes.post("/{session_id}/close")
+    async def close(session: Annotated[Session, found]) -> SessionStatus:
+        await proxy.sessions.close(session)
+        await proxy.generation.cancel(session)
+        return session.status
+
+    return routes
+
+
+def _model_routes(proxy: Proxy) -> APIRouter:
+    routes = APIRouter()
+    for prefix in ("/v1", "/s/{api_key}/v1"):
+        for dialect in DIALECTS:
+            routes.add_api_route(prefix + dialect.path, _answer_in(dialect, proxy), methods=["POST"])
+        routes.add_api_route(f"{prefix}/models", _models(proxy), methods=["GET"])
+    return routes
+
+
+def _models(proxy: Proxy) -> Callable[..., Any]:
+    async def models(request: Request) -> dict[str, Any]:
+        session = _authenticate(proxy, request)
+        return {
+            "object": "list",
+            "data": [{"id": session.opened.engine, "object": "model", "created": 0, "owned_by": "openforge"}],
+        }
+
+    return models
+
+
+def _answer_in(dialect: Dialect, proxy: Proxy) -> Callable[..., Any]:
+    async def answer(request: Request) -> Response:
+        status = 500
+        try:
+            session = _authenticate(proxy, request)
+            question = dialect.parse(await _body(request), request.headers)
+            pending = await proxy.generation.ask(session, question)
+            status = 200
+            if question.stream:
+                headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+                return StreamingResponse(_events(dialect, question, pending), media_type="text/event-stream", headers=headers)
+            return JSONResponse(dialect.encode(question, await pending.result()))
+        except ProxyError as error:
+            status = error.status
+            return JSONResponse(dialect.error(error), status)
+        finally:
+            REQUESTS.labels(dialect.name, status).inc()
+
+    return answer
+
+
+async def _events(dialect: Dialect, question: Question, pending: Pending) -> AsyncIterator[bytes]:
+    stream = dialect.stream(question, pending.identity, pending.created)
+    yield stream.start()
+    last = time.monotonic()
+    async for _ in pending.watch(KEEP_ALIVE_SECONDS):
+        if parts := stream.show(pending.content, pending.reasoning):
+            yield parts
+            last = time.monotonic()
+        elif time.monotonic() - last >= KEEP_ALIVE_SECONDS:
+            yield stream.keep_alive()
+            last = time.monotonic()
+    if pending.answer:
+        yield stream.end(pending.answer)
+    elif pending.error:
+        yield stream.fail(pending.error)
+
+
+def _health_routes(proxy: Proxy) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/healthz")
+    async def alive() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @routes.get("/readyz")
+    async def ready(response: Response) -> dict[str, Any]:
+        """Ready means that sessions can be opened and calls recorded. Engines may come and go: calls wait for them."""
+        response.status_code = 200 if proxy.journal.healthy else 503
+        engines = {name: {engine.url: engine.label for engine in pool.engines} for name, pool in proxy.pools.items()}
+        return {"journal": proxy.journal.healthy, "engines": engines}
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        return Response(generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)
+
+    return routes
+
+
+def _authenticate(proxy: Proxy, request: Request) -> Session:
+    key = request.path_params.get("api_key") or _bearer(request) or request.headers.get("x-api-key", "")
+    try:
+        return proxy.sessions.authenticate(key)
+    except ProxyError:
+        UNAUTHORIZED.labels("session").inc()
+        raise
+
+
+def _bearer(request: Request) -> str:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    """The JSON object in the body. Raises BadRequestError."""
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > MAX_BODY:
+            raise TooLargeError(f"the body is larger than {MAX_BODY // 2**20} MiB")
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise BadRequestError("the body must be a JSON object")
+    return body

@@ -1,0 +1,124 @@
+"""The canonical form of a question: what every dialect is parsed into, and how two messages are compared.
+
+A message is a chat-completions message with these keys and no others: `role` (system, user, assistant, tool), `content` (a
+string), and where they apply `reasoning_content`, `tool_calls` [{id, type, function: {name, arguments: JSON text}}],
+`tool_call_id`. A tool is {type: function, function: {name, description, parameters}}.
+
+Two messages are the same when a harness may have made one of them out of the other by echoing it: arguments are compared
+parsed, `null` content equals the empty string, reasoning does not count, call ids are compared by their letters and digits.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from contracts.sessions import CallKind
+
+Message = dict[str, Any]
+Tool = dict[str, Any]
+
+
+def digest(value: object) -> str:
+    """Hex digest of a JSON value, independent of the order of keys."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def message_key(message: Message) -> str:
+    """Equal for two messages exactly when they are the same message in the sense of this module."""
+    role, content = message["role"], message.get("content") or ""
+    if role == "assistant":
+        calls = [
+            [_call_id(call["id"]), call["function"]["name"], _arguments(call["function"]["arguments"])]
+            for call in message.get("tool_calls") or []
+        ]
+        return digest([role, content.strip(), calls])
+    if role == "tool":
+        return digest([role, content, _call_id(message["tool_call_id"])])
+    return digest([role, content])
+
+
+def _call_id(call_id: str) -> str:
+    return "".join(filter(str.isalnum, call_id))
+
+
+def _arguments(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text.strip()
+
+
+def chain(keys: Sequence[str], start: str = "") -> list[str]:
+    """Digest of each prefix of a history: entry n stands for the first n + 1 messages."""
+    links = []
+    for key in keys:
+        start = hashlib.sha256(f"{start}{key}".encode()).hexdigest()
+        links.append(start)
+    return links
+
+
+@dataclass(frozen=True)
+class Question:
+    """One model request, in canonical form.
+
+    `window` counts the harness's context windows where it says so: a higher number than before means that it compacted.
+    `names` leads from a tool's canonical name to (namespace, name) where the dialect has namespaces.
+    """
+
+    dialect: str
+    model: str
+    messages: list[Message]
+    tools: list[Tool] = field(default_factory=list)
+    max_tokens: int | None = None
+    stream: bool = False
+    include_usage: bool = True
+    kind: CallKind = CallKind.TURN
+    window: int = 0
+    names: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """`message_key` of each message."""
+        return [message_key(message) for message in self.messages]
+
+    @cached_property
+    def links(self) -> list[str]:
+        """`chain` of the messages."""
+        return chain(self.keys)
+
+    @cached_property
+    def tools_key(self) -> str:
+        """Equal for equal lists of tools."""
+        return digest(self.tools)
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for a request and its retry. Whether the answer is streamed is not part of the question."""
+        return digest([self.dialect, self.keys, self.tools_key, self.max_tokens, self.kind.value, self.window])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A finished call, as a dialect needs it to make a reply. The same call makes the same reply, byte for byte."""
+
+    session_id: str
+    sequence: int
+    message: Message
+    finish_reason: str
+    prompt_tokens: int
+    response_tokens: int
+    created: int
+
+    @property
+    def identity(self) -> str:
+        """`identity` of the call."""
+        return identity(self.session_id, self.sequence)
+
+
+def identity(session_id: str, *place: int) -> str:
+    """Names a call, or a part of one, in ids of replies: unique, and free of characters that harnesses strip."""
+    return digest([session_id, *place])[:24]

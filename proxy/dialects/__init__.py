@@ -1,0 +1,9 @@
+"""Wire formats: one file each, all of the same shape (`base`). The route chooses the dialect; a harness declares nothing."""
+
+from typing import Final
+
+from proxy.dialects.base import Dialect
+from proxy.dialects.chat import ChatCompletions
+from proxy.dialects.responses import Responses
+
+DIALECTS: Final[tuple[Dialect, ...]] = (ChatCompletions(), Responses())

@@ -1,0 +1,307 @@
+"""From a question to a durable answer: limits, tokens, engine, parsing, journal, in this order.
+
+Invariants:
+1. A call is in the journal before anybody learns that it is finished. Text may be shown while it is sampled; tool calls, which
+   a harness acts on, and the end of the reply come after the commit.
+2. A call goes on when its client goes away, so that a client that comes back with the same question finds the answer.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal
+
+from contracts.failures import Limit
+from contracts.sessions import CallRecord, CallTimings
+from proxy.canonical import Answer, Message, Question, identity
+from proxy.engine import EnginePool
+from proxy.errors import BadRequestError, EngineUnavailableError, LimitReachedError, ProxyError, UnauthorizedError
+from proxy.graph import Call, Place
+from proxy.journal import Journal
+from proxy.metrics import (
+    CALL_SECONDS,
+    FIRST_TOKEN_SECONDS,
+    IN_FLIGHT,
+    REPLAYS,
+    SAMPLED,
+    SEGMENTS,
+)
+from proxy.rendering import Rendering
+from proxy.sampling import Job, Sample, Sampler
+from proxy.sessions import Session, Sessions
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Pending:
+    """A call in flight, or one that is answered again. Any number of clients may watch it."""
+
+    identity: str
+    created: int
+    content: str = ""
+    reasoning: str = ""
+    answer: Answer | None = None
+    error: ProxyError | None = None
+    task: "asyncio.Task[None] | None" = None
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def show(self, content: str, reasoning: str) -> bool:
+        """Let the text grow; returns whether it did. Text that does not extend what was shown is held back."""
+        grown = (content, reasoning) != (self.content, self.reasoning)
+        if not grown or not content.startswith(self.content) or not reasoning.startswith(self.reasoning):
+            return False
+        self.content, self.reasoning = content, reasoning
+        self.changed()
+        return True
+
+    def changed(self) -> None:
+        """Wake whoever watches."""
+        previous, self._changed = self._changed, asyncio.Event()
+        previous.set()
+
+    async def watch(self, keep_alive: float) -> AsyncIterator[None]:
+        """One item for each change, and for each `keep_alive` seconds without one; ends when the call has."""
+        while self.answer is None and self.error is None:
+            changed = self._changed
+            yield
+            with suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), keep_alive)
+
+    async def result(self) -> Answer:
+        """The answer. Raises ProxyError."""
+        async for _ in self.watch(keep_alive=3600):
+            pass
+        if self.error:
+            raise self.error
+        assert self.answer
+        return self.answer
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A call that may be made: its place, its prompt, and how much it may sample before which limit cuts it."""
+
+    sequence: int
+    place: Place
+    prompt_ids: list[int]
+    max_tokens: int
+    cut: Limit | None
+    arrived: float
+
+
+class Generation:
+    """Answers questions."""
+
+    def __init__(
+        self, sessions: Sessions, journal: Journal, rendering: Rendering, pools: dict[str, EnginePool], max_context: int | None
+    ) -> None:
+        self._sessions = sessions
+        self._journal = journal
+        self._rendering = rendering
+        self._pools = pools
+        self._max_context = max_context
+        self._in_flight: dict[tuple[str, str], Pending] = {}
+
+    async def ask(self, session: Session, question: Question) -> Pending:
+        """Begin to answer `question`, join the call that does so already, or find the recorded answer.
+
+        Raises BadRequestError, LimitReachedError or UnauthorizedError before anything is sampled.
+        """
+        if pending := self._in_flight.get((session.session_id, question.digest)):
+            REPLAYS.labels("joined").inc()
+            return pending
+        if call := session.graph.asked_before(question):
+            REPLAYS.labels("recorded").inc()
+            call.record.replays += 1
+            await self._journal.count_replay(session.session_id, call.record.sequence)
+            answer = _answer(call)
+            return Pending(answer.identity, answer.created, answer=answer)
+        try:
+            plan = self._plan(session, question)
+        except LimitReachedError as error:
+            await self._reached(session, error.limit)
+            raise
+        pending = self._in_flight[(session.session_id, question.digest)] = Pending(
+            identity(session.session_id, plan.sequence), int(plan.arrived)
+        )
+        pending.task = asyncio.create_task(self._answer(session, question, plan, pending))
+        return pending
+
+    async def cancel(self, session: Session) -> None:
+        """End the session's calls in flight; none of them is recorded."""
+        tasks = [pending.task for (owner, _), pending in self._in_flight.items() if owner == session.session_id and pending.task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _plan(self, session: Session, question: Question) -> Plan:
+        arrived = time.time()
+        tokens_left = session.check_limits()
+        place = session.graph.place(question)
+        prompt_ids = None
+        if parent := place.parent:
+            recorded = parent.record.response_ids
+            prompt_ids = self._rendering.extend(parent.prompt_ids, recorded, place.new_messages, question.tools)
+        if prompt_ids is None:
+            prompt_ids = self._rendering.prompt(question.messages, question.tools)
+            place = session.graph.apart(question) if place.parent else place
+        bounds: list[tuple[int, Limit | None]] = [
+            (session.opened.sampling.max_tokens, Limit.TOKENS),
+            (tokens_left, Limit.TOKENS),
+        ]
+        if (context := self._context(session)) is not None:
+            bounds.append((context - len(prompt_ids), Limit.CONTEXT))
+        if question.max_tokens is not None:
+            bounds.append((question.max_tokens, None))
+        max_tokens, cut = min(bounds, key=lambda bound: bound[0])
+        if max_tokens < 1:
+            message = f"the prompt has {len(prompt_ids)} tokens, the context window of this model {context}"
+            raise LimitReachedError(Limit.CONTEXT, message)
+        if place.parent:
+            place.parent.extended = True
+        sequence, session.next_sequence = session.next_sequence, session.next_sequence + 1
+        return Plan(sequence, place, prompt_ids, max_tokens, cut, arrived)
+
+    def _context(self, session: Session) -> int | None:
+        """Tokens that prompt and answer may have together; none while no engine has said."""
+        known = [bound for bound in (self._max_context, self._pool(session).max_context) if bound is not None]
+        return min(known, default=None)
+
+    def _pool(self, session: Session) -> EnginePool:
+        return self._pools[session.opened.engine]
+
+    async def _reached(self, session: Session, limit: Limit) -> None:
+        if session.limit is None and not (limit is Limit.WALL_CLOCK and session.engine_failures):
+            session.limit = limit
+            await self._sessions.save(session)
+
+    async def _answer(self, session: Session, question: Question, plan: Plan, pending: Pending) -> None:
+        """The life of a call. Leaves an answer or an error in `pending`, whatever happens."""
+        session.calls_in_flight += 1
+        IN_FLIGHT.inc()
+        try:
+            sample = await self._sample(session, question, plan, pending)
+            pending.answer = _answer(await self._record(session, question, plan, sample))
+            CALL_SECONDS.observe(time.time() - plan.arrived)
+        except ProxyError as error:
+            pending.error = error
+            await self._count_failure(session, error)
+        except asyncio.CancelledError:
+            pending.error = UnauthorizedError()
+            raise
+        except Exception:
+            log.exception("session %s: a call failed", session.session_id)
+            pending.error = ProxyError("the proxy failed on this call")
+        finally:
+            session.calls_in_flight -= 1
+            IN_FLIGHT.dec()
+            del self._in_flight[(session.session_id, question.digest)]
+            pending.changed()
+
+    async def _count_failure(self, session: Session, error: ProxyError) -> None:
+        if isinstance(error, EngineUnavailableError):
+            session.engine_failures += 1
+            with suppress(ProxyError):
+                await self._sessions.save(session)
+        elif isinstance(error, LimitReachedError):
+            with suppress(ProxyError):
+                await self._reached(session, error.limit)
+
+    async def _sample(self, session: Session, question: Question, plan: Plan, pending: Pending) -> Sample:
+        def show(ids: list[int]) -> bool:
+            return question.stream and pending.show(*self._rendering.partial(plan.prompt_ids, ids, question.tools))
+
+        opened = session.opened
+        params = {
+            "temperature": opened.sampling.temperature,
+            "top_p": opened.sampling.top_p,
+            "top_k": opened.sampling.top_k,
+            "logprobs": 0,
+            "stop_token_ids": self._rendering.stop_token_ids,
+        }
+        job = Job(f"{session.session_id}-{plan.sequence}", opened.policy, plan.prompt_ids, plan.max_tokens, params, opened.deadline)
+        return await Sampler(self._pool(session), job, show).run()
+
+    async def _record(self, session: Session, question: Question, plan: Plan, sample: Sample) -> Call:
+        """Parse the answer and make the call durable. Raises JournalUnavailableError, and then the call was never made."""
+        parsed = self._rendering.parse(plan.prompt_ids, sample.ids, question.tools)
+        message: Message = {"role": "assistant", "content": parsed.content}
+        if parsed.reasoning:
+            message["reasoning_content"] = parsed.reasoning
+        if parsed.calls:
+            message["tool_calls"] = [
+                {"id": _call_id(session, plan, index), "type": "function", "function": {"name": name, "arguments": arguments}}
+                for index, (name, arguments) in enumerate(parsed.calls)
+            ]
+        finish_reason: Literal["stop", "length", "tool_calls"] = "tool_calls" if parsed.calls else "stop"
+        if sample.finish_reason == "length":
+            finish_reason = "length"
+        parent = plan.place.parent
+        recorded = len(parent.prompt_ids) + len(parent.record.response_ids) if parent else 0
+        segment, reason = session.graph.segment_for(plan.place)
+        now = time.time()
+        record = CallRecord(
+            session_id=session.session_id,
+            sequence=plan.sequence,
+            parent=parent.record.sequence if parent else None,
+            segment=segment,
+            segment_reason=reason,
+            kind=plan.place.kind,
+            dialect=question.dialect,
+            engine=sample.engine_url,
+            messages=plan.place.new_messages,
+            tools=[] if parent else question.tools,
+            answer=message,
+            prompt_ids=plan.prompt_ids[recorded:],
+            response_ids=sample.ids,
+            logprobs=sample.logprobs,
+            versions=sample.versions,
+            finish_reason=finish_reason,
+            timings=CallTimings(
+                arrived=plan.arrived,
+                waited=(sample.taken or now) - plan.arrived,
+                first_token=(sample.first_token or now) - plan.arrived,
+                total=now - plan.arrived,
+            ),
+        )
+        call = Call(record, question.digest, question.window, plan.cut if finish_reason == "length" else None, parent)
+        begins_segment = segment not in session.graph.segments
+        session.graph.add(call)
+        try:
+            await self._journal.add_call(call)
+        except BaseException:
+            session.graph = session.graph.without(call)
+            raise
+        if begins_segment:
+            SEGMENTS.labels(reason.value).inc()
+        SAMPLED.labels(session.opened.engine).inc(len(sample.ids))
+        FIRST_TOKEN_SECONDS.observe(record.timings.first_token)
+        return call
+
+
+def check_engine(pools: dict[str, EnginePool], name: str) -> None:
+    """Raises BadRequestError, listing the pools, unless there is one called `name`."""
+    if name not in pools:
+        raise BadRequestError(f"there is no engine pool {name!r}; there are: {', '.join(sorted(pools))}")
+
+
+def _call_id(session: Session, plan: Plan, index: int) -> str:
+    """Letters and digits only: some harnesses strip everything else (docs/proxy.md)."""
+    return "call" + identity(session.session_id, plan.sequence, index)
+
+
+def _answer(call: Call) -> Answer:
+    record = call.record
+    return Answer(
+        session_id=record.session_id,
+        sequence=record.sequence,
+        message=record.answer,
+        finish_reason=record.finish_reason,
+        prompt_tokens=len(call.prompt_ids),
+        response_tokens=len(record.response_ids),
+        created=int(record.timings.arrived),
+    )

@@ -1,0 +1,224 @@
+"""The journal of sessions and calls: SQLite, one writer thread, group commit.
+
+Invariants:
+1. A write is on disk when its future resolves: WAL with synchronous=FULL syncs the log at every commit. NORMAL would not: it
+   loses the last commits at a power failure, after the harness has already acted on them.
+2. All writes that wait when the writer is free share one transaction, so a sync costs one batch of calls, not one call each.
+   Within it each write has a savepoint: one that fails takes no other with it.
+3. A record is whole or the write fails. Nothing is cut, nothing is dropped from a queue.
+4. One process at a time: the database is opened exclusively, and a second proxy on the same file is refused at the start.
+"""
+
+import asyncio
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from contracts.failures import Limit
+from contracts.sessions import CallRecord, OpenSession
+from proxy.errors import JournalUnavailableError
+from proxy.graph import Call, Graph
+from proxy.metrics import JOURNAL_BATCH, JOURNAL_SECONDS
+
+_FORMAT = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS sessions (
+    id TEXT PRIMARY KEY,
+    opened TEXT NOT NULL,            -- OpenSession as JSON
+    closed INTEGER NOT NULL DEFAULT 0,
+    limit_reached TEXT,
+    engine_failures INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS calls (
+    session_id TEXT NOT NULL REFERENCES sessions (id),
+    sequence INTEGER NOT NULL,
+    question TEXT NOT NULL,          -- canonical.Question.digest
+    context_window INTEGER NOT NULL,
+    cut TEXT,                        -- the session's limit that cut the answer short, if one did
+    replays INTEGER NOT NULL DEFAULT 0,
+    record TEXT NOT NULL,            -- CallRecord as JSON, in the stored form of proxy.graph
+    PRIMARY KEY (session_id, sequence)
+) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True)
+class StoredSession:
+    """A session as the journal has it."""
+
+    session_id: str
+    opened: OpenSession
+    closed: bool
+    limit_reached: Limit | None
+    engine_failures: int
+    graph: Graph
+
+
+@dataclass
+class _Job:
+    work: Callable[[sqlite3.Connection], Any]
+    future: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
+    outcome: Any = None
+    error: Exception | None = None
+
+    def settle(self) -> None:
+        """Runs in the event loop."""
+        if self.future.cancelled():
+            return
+        if self.error is None:
+            self.future.set_result(self.outcome)
+        else:
+            self.future.set_exception(JournalUnavailableError(f"the journal cannot be written: {self.error}"))
+
+
+class Journal:
+    """The journal in one file. All methods are for the event loop; the writer thread does the work."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create `path`. Raises ValueError with what is wrong: not writable, in use, damaged, of another format."""
+        self._path = path
+        self.healthy = True
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=1.0)
+            self._prepare()
+        except (OSError, sqlite3.Error) as error:
+            raise ValueError(f"the journal {path} cannot be used: {error}") from error
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write, name="journal", daemon=True)
+        self._writer.start()
+
+    def _prepare(self) -> None:
+        execute = self._database.execute
+        execute("PRAGMA locking_mode=EXCLUSIVE")
+        execute("PRAGMA journal_mode=WAL")
+        execute("PRAGMA synchronous=FULL")
+        execute("PRAGMA foreign_keys=ON")
+        if (found := execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+            raise sqlite3.DatabaseError(f"it is damaged: {found}")
+        version = execute("PRAGMA user_version").fetchone()[0]
+        if version not in (0, _FORMAT):
+            raise sqlite3.DatabaseError(f"it has format {version}, this proxy reads format {_FORMAT}")
+        self._database.executescript(_SCHEMA)
+        execute(f"PRAGMA user_version={_FORMAT}")
+
+    def close(self) -> None:
+        """Write what waits, then close."""
+        self._jobs.put(None)
+        self._writer.join()
+        self._database.close()
+
+    async def open_session(self, session_id: str, opened: OpenSession) -> None:
+        """Record a new session, or new terms of one that is there."""
+        sql = "INSERT INTO sessions (id, opened) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET opened = excluded.opened"
+        await self._submit(lambda database: database.execute(sql, (session_id, opened.model_dump_json())))
+
+    async def update_session(self, session_id: str, *, closed: bool, limit: Limit | None, engine_failures: int) -> None:
+        """Record how a session stands."""
+        sql = "UPDATE sessions SET closed = ?, limit_reached = ?, engine_failures = ? WHERE id = ?"
+        values = (closed, limit, engine_failures, session_id)
+        await self._submit(lambda database: database.execute(sql, values))
+
+    async def add_call(self, call: Call) -> None:
+        """Record a finished call."""
+        sql = "INSERT INTO calls (session_id, sequence, question, context_window, cut, record) VALUES (?, ?, ?, ?, ?, ?)"
+        record = call.record
+        values = (record.session_id, record.sequence, call.question, call.window, call.cut, record.model_dump_json())
+        await self._submit(lambda database: database.execute(sql, values))
+
+    async def count_replay(self, session_id: str, sequence: int) -> None:
+        """Record that a call's answer is sent again."""
+        sql = "UPDATE calls SET replays = replays + 1 WHERE session_id = ? AND sequence = ?"
+        await self._submit(lambda database: database.execute(sql, (session_id, sequence)))
+
+    async def load(self, session_id: str) -> StoredSession | None:
+        """A session with all its calls."""
+        stored: StoredSession | None = await self._submit(lambda database: _load(database, session_id))
+        return stored
+
+    async def open_sessions(self) -> list[StoredSession]:
+        """Every session that has not been closed."""
+        sql = "SELECT id FROM sessions WHERE NOT closed"
+        ids: list[tuple[str]] = await self._submit(lambda database: database.execute(sql).fetchall())
+        return [stored for (session_id,) in ids if (stored := await self.load(session_id))]
+
+    async def _submit(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
+        loop = asyncio.get_running_loop()
+        job = _Job(work, loop.create_future(), loop)
+        started = time.perf_counter()
+        self._jobs.put(job)
+        try:
+            return await job.future
+        finally:
+            JOURNAL_SECONDS.observe(time.perf_counter() - started)
+
+    def _write(self) -> None:
+        """Runs in the writer thread."""
+        stopping = False
+        while not stopping:
+            batch = [self._jobs.get()]
+            while not self._jobs.empty():
+                batch.append(self._jobs.get())
+            jobs = [job for job in batch if job is not None]
+            stopping = len(jobs) < len(batch)
+            if jobs:
+                self._commit(jobs)
+                JOURNAL_BATCH.observe(len(jobs))
+
+    def _commit(self, jobs: list[_Job]) -> None:
+        database = self._database
+        try:
+            database.execute("BEGIN IMMEDIATE")
+            for job in jobs:
+                self._attempt(job)
+            database.execute("COMMIT")
+            self.healthy = all(job.error is None for job in jobs)
+        except sqlite3.Error as error:
+            self.healthy = False
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+            for job in jobs:
+                job.error = error
+        for job in jobs:
+            job.loop.call_soon_threadsafe(job.settle)
+
+    def _attempt(self, job: _Job) -> None:
+        self._database.execute("SAVEPOINT job")
+        try:
+            job.outcome = job.work(self._database)
+        except Exception as error:
+            self._database.execute("ROLLBACK TO job")
+            job.error = error
+        self._database.execute("RELEASE job")
+
+
+def _load(database: sqlite3.Connection, session_id: str) -> StoredSession | None:
+    row = database.execute(
+        "SELECT opened, closed, limit_reached, engine_failures FROM sessions WHERE id = ?", (session_id,)
+    ).fetchone()
+    if row is None:
+        return None
+    graph = Graph()
+    calls = database.execute(
+        "SELECT question, context_window, cut, replays, record FROM calls WHERE session_id = ? ORDER BY sequence", (session_id,)
+    )
+    for question, window, cut, replays, text in calls:
+        record = CallRecord.model_validate_json(text)
+        record.replays = replays
+        parent = None if record.parent is None else graph.calls[record.parent]
+        graph.add(Call(record, question, window, Limit(cut) if cut else None, parent))
+    opened, closed, limit, engine_failures = row
+    return StoredSession(
+        session_id,
+        OpenSession.model_validate_json(opened),
+        bool(closed),
+        Limit(limit) if limit else None,
+        engine_failures,
+        graph,
+    )
