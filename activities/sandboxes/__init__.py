@@ -26,7 +26,7 @@ def open_backend(name: str, settings: Settings) -> SandboxBackend:
 async def sweep(backend: SandboxBackend, now: float | None = None) -> list[str]:
     """The janitor: destroy sandboxes whose deadline has passed; returns their ids. A listing that fails destroys nothing."""
     moment = time.time() if now is None else now
-    expired = [sandbox.id for sandbox in await backend.list() if sandbox.deadline <= moment]
+    expired = [sandbox.id for sandbox in await backend.list_sandboxes() if sandbox.deadline <= moment]
     for sandbox_id in expired:
         await backend.destroy(sandbox_id)
     return expired

@@ -101,6 +101,10 @@ class SandboxBackend(ABC):
         """Read one regular file, never through a link that leaves the sandbox. Raises FileNotFoundError."""
 
     @abstractmethod
+    async def remove(self, sandbox: str, paths: Sequence[str]) -> None:
+        """Remove files and directories, whatever they are; what is not there is removed already."""
+
+    @abstractmethod
     async def start(
         self,
         sandbox: str,
@@ -134,7 +138,7 @@ class SandboxBackend(ABC):
         """End every process of the sandbox and remove its files."""
 
     @abstractmethod
-    async def list(self) -> list[SandboxInfo]:
+    async def list_sandboxes(self) -> list[SandboxInfo]:
         """Every sandbox of this backend. Raises rather than return a part."""
 
     async def close(self) -> None:  # noqa: B027  (a backend without connections has nothing to close)
