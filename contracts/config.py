@@ -93,9 +93,7 @@ class EvaluationConfig(FrozenContract):
     """Which task splits are measured, when and how. The first and the last policy that RL sees are always measured."""
 
     splits: dict[Label, str] = Field(default_factory=dict, description="name of a split to a directory of tasks")
-    modes: dict[Label, float] = Field(
-        default_factory=lambda: {"sampled": 1.0, "greedy": 0.0}, description="name to temperature"
-    )
+    modes: dict[Label, float] = Field(default_factory=lambda: {"sampled": 1.0, "greedy": 0.0}, description="name to temperature")
     rollouts_per_task: int = Field(1, ge=1)
     every: int = Field(0, ge=0, description="also after every so many iterations; 0: only first and last")
 
@@ -118,7 +116,5 @@ class RunConfig(FrozenContract):
     @model_validator(mode="after")
     def _contains_something_to_do(self) -> "RunConfig":
         if self.training.iterations == 0 and self.warm_start is None and not self.evaluation.splits:
-            raise ValueError(
-                "training.iterations is 0 and there is neither a warm_start nor an evaluation split: nothing to do"
-            )
+            raise ValueError("training.iterations is 0 and there is neither a warm_start nor an evaluation split: nothing to do")
         return self

@@ -27,6 +27,11 @@ def version_prefix(run: str, version: int) -> str:
     return f"runs/{run}/versions/version={version:06d}"
 
 
+def checkpoint_prefix(run: str, version: int) -> str:
+    """Where the trainer's state after making a version lies (weights, optimizer, random state), relative to the storage root."""
+    return f"runs/{run}/checkpoints/version={version:06d}"
+
+
 def batch_prefix(run: str, batch: str) -> str:
     """Where a batch's trajectories and manifest lie, relative to the storage root."""
     return f"runs/{run}/{batch}"

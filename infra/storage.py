@@ -118,6 +118,14 @@ class Storage:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(self.read(path))
 
+    def remove(self, prefix: str) -> None:
+        """Remove every object below `prefix`. Raises StorageError."""
+        try:
+            if self._fs.exists(f"{self._base}/{prefix}"):
+                self._fs.rm(f"{self._base}/{prefix}", recursive=True)
+        except _FAILURES as error:
+            raise StorageError(f"cannot remove {self.url(prefix)}: {_reason(error)}") from error
+
     def check_writable(self) -> None:
         """Write and remove a small object. Raises StorageError with what is wrong."""
         path = f".openforge-write-check-{os.getpid()}"

@@ -43,18 +43,14 @@ async def verify(backend: SandboxBackend, sandbox: str, task: Task) -> Score:
     log = await _read(backend, sandbox, STDOUT)
     text = (log or b"")[-4000:].decode(errors="replace")
     if result.timed_out:
-        raise RolloutError(
-            Cause.VERIFIER_TIMEOUT, f"the verifier of {task.name} ran past {task.verifier_timeout:g} s: {text[-500:]}"
-        )
+        raise RolloutError(Cause.VERIFIER_TIMEOUT, f"the verifier of {task.name} ran past {task.verifier_timeout:g} s: {text[-500:]}")
     # Tools that could not be installed make any reward meaningless: many test scripts go on and write 0.
     installing = _INSTALL_FAILED.search(text)
     try:
         reward, parts = read_reward(await _read(backend, sandbox, REWARD_JSON), await _read(backend, sandbox, REWARD_TEXT))
     except ValueError as error:
         reason = f"it could not install its tools without a network ({installing[0]})" if installing else str(error)
-        raise RolloutError(
-            Cause.VERIFIER_ERROR, f"the verifier of {task.name} gave no valid reward: {reason}: {text[-500:]}"
-        ) from error
+        raise RolloutError(Cause.VERIFIER_ERROR, f"the verifier of {task.name} gave no valid reward: {reason}: {text[-500:]}") from error
     if installing and reward == 0:
         raise RolloutError(
             Cause.VERIFIER_ERROR,

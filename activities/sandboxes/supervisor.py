@@ -156,9 +156,7 @@ class Cgroup:
         memory = memory_mb * 1024 * 1024
         period = 100_000
         if unified:
-            wanted = [
-                ("", {"memory.max": memory, "memory.swap.max": 0, "pids.max": pids, "cpu.max": f"{int(cpus * period)} {period}"})
-            ]
+            wanted = [("", {"memory.max": memory, "memory.swap.max": 0, "pids.max": pids, "cpu.max": f"{int(cpus * period)} {period}"})]
             try_mkdir(f"{CGROUP_ROOT}/openforge")
             for parent in (CGROUP_ROOT, f"{CGROUP_ROOT}/openforge"):
                 try_write(f"{parent}/cgroup.subtree_control", "+memory +pids +cpu")

@@ -1,0 +1,221 @@
+"""One update from start to end: version n and a batch in, version n + 1 out.
+
+Invariants:
+1. An update is known by (run, iteration). If the version it makes is in storage, it is returned and nothing is done.
+2. Half-done work is never continued: the update starts again from version n as it is in storage (or in memory, untouched since).
+3. The version's manifest is the last object written.
+"""
+
+import random
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from contracts.config import SftConfig, TrainingConfig
+from contracts.updates import UpdateRequest, UpdateResult
+from infra.storage import Storage
+from trainer import algorithms, export
+from trainer.batches import Batch, read_batch, read_manifest
+from trainer.engine import Engine
+
+Report = Callable[[str, int, int], None]  # phase, step, steps
+
+
+@dataclass
+class Warm:
+    """The engine of the last update, whose weights and optimizer are those after making `version`."""
+
+    run: str
+    version: int
+    settings: str
+    engine: Engine
+
+
+@dataclass
+class Updater:
+    """Carries out updates, one after another, in one thread."""
+
+    storage: Storage
+    work: Path
+    _warm: Warm | None = field(default=None, init=False)
+
+    def run(self, request: UpdateRequest, report: Report) -> UpdateResult:
+        """Make the version, or find it. Raises BatchError for what will never succeed, other exceptions for what may."""
+        found = export.find_version(self.storage, request.run, request.version)
+        if found is not None and found.result is not None:
+            return found.result
+        clock = _Clock()
+        raw = self.storage.read(request.manifest)
+        manifest = read_manifest(self.storage, request.manifest)
+        method = request.method
+        if isinstance(method, TrainingConfig):
+            algorithms.check(method)
+            options: dict[str, Any] = {"train_on_truncated": method.train_on_truncated, "min_group": algorithms.min_group(method)}
+        else:
+            options = {"min_reward": method.min_reward}
+        report("load", 0, 0)
+        batch = read_batch(self.storage, manifest, max_context=request.max_context, **options)
+        base = export.fetch_version(self.storage, request.run, request.iteration, request.base_model, self.work)
+        if not batch.rows:
+            return self._carry_over(request, base, batch, raw, clock)
+        engine = self._engine(request, base, batch)
+        clock.lap("load")
+        try:
+            if isinstance(method, SftConfig):
+                metrics = _imitate(engine, batch, method, request.seed, report)
+                clock.lap("update")
+            else:
+                metrics = _reinforce(engine, batch, method, request, report, clock)
+            report("save", 0, 0)
+            result = self._export(request, engine, base, batch, metrics, raw, clock)
+        except BaseException:
+            self._warm = None
+            raise
+        self._warm = Warm(request.run, request.version, _settings(request), engine)
+        return result
+
+    def _engine(self, request: UpdateRequest, base: Path, batch: Batch) -> Engine:
+        warm, self._warm = self._warm, None  # given back only by an update that succeeds
+        if warm and (warm.run, warm.version, warm.settings) == (request.run, request.iteration, _settings(request)):
+            return warm.engine
+        del warm
+        method = request.method
+        steps = _sft_steps(batch, method) if isinstance(method, SftConfig) else 1
+        engine = Engine(base, method, max_row=request.max_context, total_steps=steps)
+        checkpoint = export.fetch_checkpoint(self.storage, request.run, request.iteration, _settings(request), self.work)
+        if checkpoint is not None:
+            engine.load(checkpoint)
+        return engine
+
+    def _export(
+        self,
+        request: UpdateRequest,
+        engine: Engine,
+        base: Path,
+        batch: Batch,
+        metrics: dict[str, float],
+        raw: bytes,
+        clock: "_Clock",
+    ) -> UpdateResult:
+        directory = self.work / "export"
+        export.write_weights(engine.state_dict(), base, directory)
+        clock.lap("export")
+        if isinstance(request.method, TrainingConfig):
+            state = self.work / "state"
+            shutil.rmtree(state, ignore_errors=True)
+            engine.save(state)
+            export.save_checkpoint(self.storage, request.run, request.version, state, _settings(request))
+            clock.lap("save")
+        result = UpdateResult(
+            version=request.version,
+            rows=len(batch.rows),
+            rows_left_out=dict(batch.left_out),
+            metrics=metrics,
+            seconds=clock.laps,
+        )
+        export.publishable(self.storage, request.run, request.iteration, directory, raw, result)
+        return result
+
+    def _carry_over(self, request: UpdateRequest, base: Path, batch: Batch, raw: bytes, clock: "_Clock") -> UpdateResult:
+        """No row may teach: the next version is the last one again, and says why. The run goes on."""
+        directory = self.work / "export"
+        shutil.rmtree(directory, ignore_errors=True)
+        shutil.copytree(base, directory, ignore=shutil.ignore_patterns("manifest.json"))
+        clock.lap("export")
+        result = UpdateResult(version=request.version, rows=0, rows_left_out=dict(batch.left_out), seconds=clock.laps)
+        export.publishable(self.storage, request.run, request.iteration, directory, raw, result)
+        return result
+
+
+def _imitate(engine: Engine, batch: Batch, method: SftConfig, seed: int, report: Report) -> dict[str, float]:
+    draw = random.Random(f"sft:{seed}")
+    steps, step, losses = _sft_steps(batch, method), 0, []
+    for _ in range(method.epochs):
+        order = list(range(len(batch.rows)))
+        draw.shuffle(order)
+        for start in range(0, len(order), method.batch_size):
+            metrics = engine.sft_step([batch.rows[place] for place in order[start : start + method.batch_size]])
+            losses.append(metrics["loss"])
+            step += 1
+            report("update", step, steps)
+    last = losses[-max(1, len(losses) // method.epochs) :]
+    return {"loss": sum(last) / len(last), "loss_first": losses[0], "steps": float(steps)}
+
+
+def _sft_steps(batch: Batch, method: SftConfig) -> int:
+    return method.epochs * -(-len(batch.rows) // method.batch_size)
+
+
+def _reinforce(
+    engine: Engine, batch: Batch, method: TrainingConfig, request: UpdateRequest, report: Report, clock: "_Clock"
+) -> dict[str, float]:
+    report("logprobs", 0, 0)
+    old, entropy = engine.logprobs(batch.rows, request.temperature)
+    metrics = _agreement(batch, old, entropy)
+    clock.lap("logprobs")
+    estimates = algorithms.advantages(batch, method)
+    clock.lap("advantages")
+    draw = random.Random(f"rl:{request.seed}:{request.iteration}")
+    steps, step = method.epochs * -(-len(batch.rows) // method.mini_batch_size), 0
+    collected: list[dict[str, float]] = []
+    for _ in range(method.epochs):
+        order = list(range(len(batch.rows)))
+        draw.shuffle(order)
+        for start in range(0, len(order), method.mini_batch_size):
+            places = order[start : start + method.mini_batch_size]
+            collected.append(
+                engine.policy_step(
+                    [batch.rows[place] for place in places],
+                    old[places],
+                    [estimates[place] for place in places],
+                    request.temperature,
+                    entropy=method.entropy_coeff > 0,
+                )
+            )
+            step += 1
+            report("update", step, steps)
+    clock.lap("update")
+    for key in ("loss", "grad_norm", "actor/pg_loss", "actor/pg_clipfrac", "actor/ppo_kl"):
+        values = [entry[key] for entry in collected if key in entry]
+        if values:
+            metrics[key.removeprefix("actor/")] = sum(values) / len(values)
+    return metrics | {"steps": float(steps)}
+
+
+def _agreement(batch: Batch, old: torch.Tensor, entropy: torch.Tensor) -> dict[str, float]:
+    """How far the trainer's log-probabilities are from those recorded when the tokens were sampled, over sampled tokens."""
+    mask = torch.zeros_like(old, dtype=torch.bool)
+    recorded = torch.zeros_like(old)
+    for place, row in enumerate(batch.rows):
+        mask[place, : len(row.mask)] = torch.tensor(row.mask)
+        recorded[place, : len(row.logprobs)] = torch.tensor(row.logprobs)
+    difference = (old - recorded)[mask].abs()
+    return {
+        "logprob_diff_max": float(difference.max()),
+        "logprob_diff_mean": float(difference.mean()),
+        "entropy": float(entropy[mask].mean()),
+        "sampled_tokens": float(mask.sum()),
+    }
+
+
+def _settings(request: UpdateRequest) -> str:
+    """What an engine was built for: another method, or other settings of it, needs another engine and a fresh optimizer."""
+    return f"{type(request.method).__name__}:{request.max_context}:{request.method.model_dump_json()}"
+
+
+class _Clock:
+    """Seconds by phase."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.monotonic()
+
+    def lap(self, phase: str) -> None:
+        now = time.monotonic()
+        self.laps[phase] = round(self.laps.get(phase, 0.0) + now - self._last, 4)
+        self._last = now
