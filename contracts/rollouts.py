@@ -34,6 +34,7 @@ class RolloutSpec(FrozenContract):
     policy: str = Field(description="whose weights must answer: the run's name, or the engine's own for a teacher")
     sampling: Sampling
     limits: SessionLimits
+    max_context: int = 32768
     max_attempts: int = Field(3, ge=1)
 
 
@@ -90,6 +91,7 @@ class RecordTrajectory(FrozenContract):
     """Input of `record_trajectory`: everything that the Parquet file says beside the recorded calls."""
 
     attempt: Attempt
+    session_id: str = Field("", description="empty: no session was opened")
     ending: Ending
     harness_version: str = ""
     harness: HarnessEnd | None = None
