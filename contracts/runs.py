@@ -38,6 +38,18 @@ class Activity(StrEnum):
     PUBLISH_POLICY = "publish_policy"
 
 
+class SearchAttribute(StrEnum):
+    """Search attributes, by which the UI lists and filters runs and rollouts."""
+
+    RUN = "OpenForgeRun"  # keyword
+    BATCH = "OpenForgeBatch"  # keyword
+    TASK = "OpenForgeTask"  # keyword
+    OUTCOME = "OpenForgeOutcome"  # keyword: of a rollout
+    REWARD = "OpenForgeReward"  # double: of a rollout, or the mean of a run's last iteration
+    ITERATION = "OpenForgeIteration"  # int: of a run
+    PHASE = "OpenForgePhase"  # keyword: of a run
+
+
 class IterationSummary(FrozenContract):
     """One line of the run's table: the batch, and the update that it fed."""
 

@@ -1,0 +1,39 @@
+"""The run as a Markdown table, for the Temporal UI: what a person wants to know without another tool."""
+
+from temporalio import workflow
+
+with workflow.unsafe.imports_passed_through():
+    from contracts.runs import Progress
+
+SHOWN = 40  # iterations; older ones are in the report
+
+
+def table(progress: Progress) -> str:
+    """Phase, what is in flight, iterations with reward and outcomes, evaluations."""
+    flight = progress.in_flight
+    lines = [f"**{progress.phase}** · iteration {progress.iteration} of {progress.iterations} · policy version {progress.version}", ""]
+    if flight.of:
+        mean = f", mean reward {flight.reward_sum / flight.rewarded:.3f}" if flight.rewarded else ""
+        ended = flight.completed + flight.truncated + flight.failed
+        lines += [f"{flight.batch}: {ended} of {flight.of} ended, {flight.running} running, {flight.failed} failed{mean}", ""]
+    if progress.iterations_done:
+        lines += ["| iteration | kind | reward | completed | truncated | failed | version | seconds |", "|--:|---|--:|--:|--:|---|--:|--:|"]
+    for done in progress.iterations_done[-SHOWN:]:
+        batch = done.batch
+        failed = ", ".join(f"{count} {cause}" for cause, count in batch.failed.items()) or "0"
+        lines.append(
+            f"| {done.iteration} | {done.kind} | {_reward(batch.reward_mean, batch.reward_se)} | {batch.completed} | {batch.truncated} "
+            f"| {failed} | {done.update.version} | {done.seconds.get('all', 0):.0f} |"
+        )
+    if progress.evaluations:
+        lines += ["", "| version | split | mode | reward | rollouts |", "|--:|---|---|--:|--:|"]
+    for cell in progress.evaluations:
+        batch = cell.batch
+        lines.append(f"| {batch.version} | {cell.split} | {cell.mode} | {_reward(batch.reward_mean, batch.reward_se)} | {batch.started} |")
+    return "\n".join(lines)
+
+
+def _reward(mean: float | None, error: float | None) -> str:
+    if mean is None:
+        return "–"
+    return f"{mean:.3f}" + (f" ± {error:.3f}" if error is not None else "")

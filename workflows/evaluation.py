@@ -1,0 +1,80 @@
+"""`Evaluation`: measure one policy version on every split and in every sampling mode of a config.
+
+Every task of a split is tried `rollouts_per_task` times, in the order of its name, so that two evaluations are paired task by task.
+"""
+
+from temporalio import workflow
+
+with workflow.unsafe.imports_passed_through():
+    from contracts.identity import evaluation_batch
+    from contracts.rollouts import TaskPlan
+    from contracts.runs import EvaluationInput, EvaluationResult, EvaluationSummary, InFlight, Progress, Workflow
+    from contracts.updates import PublishRequest
+    from workflows import calls
+    from workflows.batch import Batch, rollout_specs
+    from workflows.control import Control, Controlled
+
+
+@workflow.defn(name=Workflow.EVALUATION)
+class Evaluation(Controlled):
+    """See the module."""
+
+    @workflow.init
+    def __init__(self, request: EvaluationInput) -> None:
+        rollout = request.config.rollout
+        self.control = Control(request.concurrency or rollout.concurrency, rollout.pause_after_failures)
+        self._request = request
+        self._cells: list[EvaluationSummary] = []
+        self._batch: Batch | None = None
+        self._started = workflow.now().timestamp()
+
+    @workflow.run
+    async def run(self, request: EvaluationInput) -> EvaluationResult:
+        config, evaluation = request.config, request.config.evaluation
+        publish = PublishRequest(run=config.name, version=request.version, base_model=config.policy.model)
+        await calls.publish_policy(publish)
+        for split, directory in evaluation.splits.items():
+            planned = await calls.plan_tasks(TaskPlan(tasks=directory, seed=config.seed, cursor=0, groups=None))
+            for mode, temperature in evaluation.modes.items():
+                if self.control.stop_now:
+                    break
+                specs = rollout_specs(
+                    config,
+                    evaluation_batch(request.version, split, mode),
+                    planned.tasks,
+                    evaluation.rollouts_per_task if temperature > 0 else 1,
+                    engine="policy",
+                    policy=config.name,
+                    sampling=config.rollout.sampling.model_copy(update={"temperature": temperature}),
+                )
+                self._batch = Batch(self.control, specs, publish, self.show)
+                self._cells.append(EvaluationSummary(split=split, mode=mode, batch=await self._batch.run(request.version)))
+                self.show()
+        return EvaluationResult(version=request.version, cells=self._cells)
+
+    @workflow.query(description="What has been measured and what is being measured.")
+    def progress(self) -> Progress:
+        paused = self.control.paused
+        return Progress(
+            run=self._request.config.name,
+            phase=f"paused: {self.control.pause_reason}" if paused else "evaluation",
+            iteration=self._request.version,
+            iterations=self._request.version,
+            version=self._request.version,
+            in_flight=self._batch.in_flight if self._batch else InFlight(),
+            iterations_done=[],
+            evaluations=self._cells,
+            started_at=self._started,
+            paused=paused,
+            stopping=self.control.stopping,
+        )
+
+    def show(self) -> None:
+        lines = ["| split | mode | reward | rollouts |", "|---|---|---|---|"]
+        for cell in self._cells:
+            mean = cell.batch.reward_mean
+            lines.append(f"| {cell.split} | {cell.mode} | {'–' if mean is None else f'{mean:.3f}'} | {cell.batch.started} |")
+        if self._batch:
+            flight = self._batch.in_flight
+            lines.append(f"\n{flight.batch}: {flight.started}/{flight.of} started, {flight.running} running, {flight.failed} failed")
+        workflow.set_current_details("\n".join(lines))
