@@ -12,10 +12,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from pydantic import SecretStr
+
 from activities.harnesses.base import HarnessContext
 from activities.harnesses.codex import MOUNT, Codex, CodexOptions
 from proxy.dialects.responses import Responses
-from pydantic import SecretStr
 
 
 class _Script(BaseHTTPRequestHandler):
@@ -27,7 +28,7 @@ class _Script(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
-    def do_POST(self) -> None:  # noqa: N802 (the base class's name)
+    def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.requests.append((body, {key.lower(): value for key, value in self.headers.items()}))
         number = len(self.requests)

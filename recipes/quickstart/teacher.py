@@ -27,7 +27,14 @@ MISTAKES = {"no redirect": 0.75, "wrong field": 0.11, "wrong name": 0.07, "wrong
 FINAL = "Done."
 
 _ASKED = [
-    re.compile("^" + re.escape(wording).replace(r"\{file\}", "(?P<file>.+?)").replace(r"\{column\}", "(?P<column>.+?)").replace(r"\{name\}", "(?P<name>.+?)") + "$")
+    re.compile(
+        "^"
+        + re.escape(wording)
+        .replace(r"\{file\}", "(?P<file>.+?)")
+        .replace(r"\{column\}", "(?P<column>.+?)")
+        .replace(r"\{name\}", "(?P<name>.+?)")
+        + "$"
+    )
     for wording in WORDINGS
 ]
 

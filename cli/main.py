@@ -1,0 +1,43 @@
+"""The `openforge` command."""
+
+import sys
+from typing import Any
+
+import typer
+
+from cli import runs, stack, tasks, train, trajectories
+from cli.problems import UserError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="""Train language-model agents by reinforcement learning inside the harness they are deployed with.
+
+Start with **openforge doctor**, then **openforge train recipes/quickstart**: it starts everything it needs on this machine, trains, and
+writes a report. While it runs, **openforge status** and the Temporal UI show it; Ctrl-C leaves it running.
+""",
+)
+app.command(rich_help_panel="Runs")(train.train)
+for command in (runs.status, runs.pause, runs.resume, runs.stop, runs.extend, runs.evaluate, runs.rollout, runs.report):
+    app.command(command.__name__.replace("evaluate", "eval"), rich_help_panel="Runs")(command)
+for command in (stack.up, stack.down, stack.doctor):
+    app.command(rich_help_panel="Local stack")(command)
+app.add_typer(tasks.app, name="tasks", help="Read and check task directories.", rich_help_panel="Data")
+app.add_typer(trajectories.app, name="trajectories", help="Look at what was recorded.", rich_help_panel="Data")
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run the command line. A user's mistake is told without a traceback, and ends with exit code 2."""
+    try:
+        return app(arguments)
+    except UserError as error:
+        typer.secho(f"error: {error}", err=True, fg=typer.colors.RED)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

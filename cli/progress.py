@@ -1,0 +1,128 @@
+"""A run's progress on the terminal: a live panel, or a line for each event where there is no terminal."""
+
+import asyncio
+import time
+from urllib.parse import quote
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+from temporalio.client import WorkflowExecutionStatus, WorkflowHandle
+from temporalio.service import RPCError
+
+from cli.state import StackState
+from contracts.runs import Progress, RunResult
+from infra.settings import Settings
+
+console = Console()
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def link(state: StackState, settings: Settings, workflow: str) -> str:
+    """The workflow's page in the Temporal UI."""
+    port = state.ports.get("temporal_ui")
+    base = f"http://127.0.0.1:{port}" if port else f"(Temporal UI of {settings.temporal_address})"
+    return f"{base}/namespaces/{settings.temporal_namespace}/workflows/{quote(workflow, safe='')}"
+
+
+async def follow(handle: "WorkflowHandle[object, RunResult]", name: str, url: str) -> None:
+    """Show the run until it ends."""
+    lines = _Lines()
+    with Live(console=console, refresh_per_second=4, auto_refresh=console.is_terminal, transient=False) as live:
+        while True:
+            try:
+                progress = await handle.query("progress", result_type=Progress)
+            except RPCError as error:
+                if console.is_terminal:
+                    live.update(Text(f"waiting for a worker: {error.message}"))
+                progress = None
+            if progress:
+                if console.is_terminal:
+                    live.update(panel(progress, name, url))
+                else:
+                    lines.show(progress)
+            if (await handle.describe()).status is not WorkflowExecutionStatus.RUNNING:
+                return
+            await asyncio.sleep(1.0)
+
+
+def panel(progress: Progress, name: str, url: str) -> Group:
+    """The live view."""
+    flight = progress.in_flight
+    ended = flight.completed + flight.truncated + flight.failed
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("run", f"[bold]{name}[/]  {url}")
+    facts.add_row("phase", f"[yellow]{progress.phase}[/]" if progress.paused else progress.phase)
+    facts.add_row("iteration", f"{progress.iteration} of {progress.iterations}   policy version {progress.version}")
+    failed = f"[red]{flight.failed} failed[/]" if flight.failed else "0 failed"
+    facts.add_row("rollouts", f"{ended} of {flight.of} ended, {flight.running} running, {failed}   {flight.batch}")
+    facts.add_row("reward", reward_line(progress))
+    facts.add_row("elapsed", f"{_duration(time.time() - progress.started_at)}   {eta(progress)}")
+    return Group(facts, ProgressBar(total=max(1, flight.of), completed=ended, width=60))
+
+
+def reward_line(progress: Progress) -> str:
+    """The mean reward of the last iteration and a sparkline over all."""
+    means = [done.batch.reward_mean for done in progress.iterations_done if done.batch.reward_mean is not None]
+    if not means:
+        return "–"
+    return f"{means[-1]:.3f}  {sparkline(means[-40:])}"
+
+
+def sparkline(values: list[float]) -> str:
+    """Values from 0 to 1 (or their own range where it is wider) as blocks."""
+    low, high = min(0.0, *values), max(1.0, *values)
+    return "".join(BARS[min(len(BARS) - 1, int((value - low) / (high - low) * len(BARS)))] for value in values)
+
+
+def eta(progress: Progress) -> str:
+    """Time left, from the mean of the last iterations of the same kind."""
+    left = progress.iterations - progress.iteration
+    recent = [done.seconds.get("all", 0.0) for done in progress.iterations_done if done.kind == "rl"][-4:]
+    if not recent or left <= 0 or progress.paused:
+        return ""
+    return f"about {_duration(left * sum(recent) / len(recent))} left"
+
+
+class _Lines:
+    """Events in plain lines."""
+
+    def __init__(self) -> None:
+        self._phase = ""
+        self._iterations = 0
+        self._cells = 0
+        self._tenth = ("", -1)
+
+    def show(self, progress: Progress) -> None:
+        phase = f"{progress.phase} (iteration {progress.iteration} of {progress.iterations})"
+        if phase != self._phase:
+            self._say(phase)
+            self._phase = phase
+        flight = progress.in_flight
+        ended = flight.completed + flight.truncated + flight.failed
+        tenth = (flight.batch, 4 * ended // max(1, flight.of))
+        if flight.of and tenth != self._tenth:
+            self._tenth = tenth
+            mean = f", mean reward {flight.reward_sum / flight.rewarded:.3f}" if flight.rewarded else ""
+            self._say(f"  {flight.batch}: {ended} of {flight.of} ended, {flight.running} running, {flight.failed} failed{mean}")
+        for done in progress.iterations_done[self._iterations :]:
+            mean = "–" if done.batch.reward_mean is None else f"{done.batch.reward_mean:.3f}"
+            self._say(
+                f"iteration {done.iteration} ({done.kind}): reward {mean}, version {done.update.version}, {done.seconds['all']:.0f} s"
+            )
+        self._iterations = len(progress.iterations_done)
+        for cell in progress.evaluations[self._cells :]:
+            mean = "–" if cell.batch.reward_mean is None else f"{cell.batch.reward_mean:.3f}"
+            self._say(f"evaluation of version {cell.batch.version}: {cell.split}, {cell.mode}: reward {mean} over {cell.batch.started}")
+        self._cells = len(progress.evaluations)
+
+    def _say(self, text: str) -> None:
+        console.print(f"{time.strftime('%H:%M:%S')} {text}", highlight=False, soft_wrap=True)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
