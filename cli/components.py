@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import s3fs
 
+import infra
 from cli.problems import UserError
 from cli.recipes import Recipe, interpreter
 from cli.state import StackState
@@ -18,6 +19,7 @@ from infra.settings import Settings
 from infra.temporal import connect, ensure_search_attributes
 
 Probe = Callable[[], Awaitable[bool]]
+ENGINE_EXTENSION = Path(infra.__file__).parent / "engine"
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ def environment(home: Path, state: StackState, recipe: Recipe, *, s3: bool) -> d
     }
     engines = {"policy": state.port("vllm"), **{name: state.port(f"engine_{name}") for name in recipe.stack.engines}}
     values["OPENFORGE_ENGINES"] = ",".join(f"{name}=http://127.0.0.1:{port}" for name, port in engines.items())
+    if not has_gpu():
+        values["OPENFORGE_ENGINE_RELOAD"] = "reload_policy_weights"
     if s3:
         values |= {
             "OPENFORGE_STORAGE_URL": "s3://openforge",
@@ -94,8 +98,9 @@ def _vllm(state: StackState, recipe: Recipe) -> Process:
         "VLLM_SERVER_DEV_MODE": "1",  # the routes that pause the engine and load weights
     }
     if not has_gpu():
-        argv += ["--enforce-eager", "--num-gpu-blocks-override", "512"]
+        argv += ["--enforce-eager", "--num-gpu-blocks-override", "512", "--worker-extension-cls", "vllm_cpu_reload.CpuReload"]
         env |= {
+            "PYTHONPATH": str(ENGINE_EXTENSION),
             "TORCH_COMPILE_DISABLE": "1",  # compiling makes the first request wait half a minute
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": "1",

@@ -31,6 +31,7 @@ class Settings(BaseSettings):
         default_factory=lambda: {"policy": ["http://127.0.0.1:8000"]},
         description="engine pools: 'policy=http://a:8000|http://b:8000,teacher=http://c:8001'",
     )
+    engine_reload: str = Field("reload_weights", description="worker method of vLLM that loads weights from a path")
     trainer_url: str = "http://127.0.0.1:8400"
     trainer_token: SecretStr = SecretStr("")
 

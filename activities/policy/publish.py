@@ -104,7 +104,8 @@ async def load(client: httpx.AsyncClient, url: str, directory: Path, label: str)
     await _post(client, url, "/pause?mode=wait")
     try:
         await _post(client, url, "/update_weight_version", {"new_version": "loading"})
-        await _post(client, url, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}})
+        method = settings().engine_reload
+        await _post(client, url, "/collective_rpc", {"method": method, "kwargs": {"weights_path": str(directory)}})
         await _post(client, url, "/reset_prefix_cache")
         await _post(client, url, "/update_weight_version", {"new_version": label})
     finally:
