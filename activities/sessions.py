@@ -1,5 +1,7 @@
 """Client of the proxy's session API."""
 
+import ssl
+from functools import lru_cache
 from types import TracebackType
 from typing import Self
 
@@ -10,12 +12,18 @@ from contracts.sessions import OpenSession, SessionCalls, SessionOpened, Session
 from infra.settings import Settings
 
 
+@lru_cache(maxsize=1)
+def _tls() -> ssl.SSLContext:
+    """Made once: loading the certificates takes longer than a call."""
+    return httpx.create_ssl_context()
+
+
 class ProxyClient:
     """Opens, reads and seals sessions. Raises RolloutError(PROXY_UNAVAILABLE) for whatever the proxy cannot do now."""
 
     def __init__(self, settings: Settings) -> None:
         headers = {"authorization": f"Bearer {settings.proxy_admin_token.get_secret_value()}"}
-        transport = httpx.AsyncHTTPTransport(retries=2)
+        transport = httpx.AsyncHTTPTransport(retries=2, verify=_tls())
         self._client = httpx.AsyncClient(base_url=settings.proxy_url, headers=headers, timeout=30, transport=transport)
 
     async def __aenter__(self) -> Self:

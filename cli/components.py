@@ -126,7 +126,7 @@ def _temporal(home: Path, state: StackState, settings: Settings) -> Process:
         await ensure_search_attributes(client)
         return True
 
-    return Process("temporal", argv, probe, f"http://127.0.0.1:{ui}")
+    return Process("temporal", argv, probe, f"http://127.0.0.1:{ui}", {"GOGC": "400"})
 
 
 def _seaweed(home: Path, state: StackState, env: dict[str, str]) -> Process:

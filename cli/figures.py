@@ -14,7 +14,8 @@ STYLE = """
 :root { color-scheme: light dark; --line: #d0d7de; --soft: #656d76 }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin-top: 2rem }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums } td, th { padding: .25rem .7rem; border-bottom: 1px solid var(--line) }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+td, th { padding: .25rem .7rem; border-bottom: 1px solid var(--line) }
 th { text-align: right; font-weight: 600 } td { text-align: right } td:first-child, th:first-child { text-align: left }
 img { max-width: 100%; background: white; border-radius: 6px } p { color: var(--soft) } div.wide { overflow-x: auto }
 """
@@ -66,8 +67,8 @@ def rewards(report: Report) -> bytes:
 def page(report: Report, picture: bytes) -> str:
     """One HTML file that needs nothing else."""
     parts = [
-        f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'><title>{_text(report.run)}</title>",
-        f"<style>{STYLE}</style><h1>{_text(report.run)}</h1>",
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
+        f"<title>{_text(report.run)}</title><style>{STYLE}</style><h1>{_text(report.run)}</h1>",
         f"<p>{len(report.iterations)} iterations inside {_text(report.harness)}. Outcomes of all rollouts: "
         + ", ".join(f"{count} {_text(outcome)}" for outcome, count in report.outcomes.items())
         + ".</p>",
@@ -77,7 +78,8 @@ def page(report: Report, picture: bytes) -> str:
         rows = [
             [
                 f"{entry.split}, {entry.mode}", _interval(entry.before.mean, entry.before.interval),
-                _interval(entry.after.mean, entry.after.interval), f"{entry.difference:+.3f} [{entry.interval[0]:+.3f}, {entry.interval[1]:+.3f}]",
+                _interval(entry.after.mean, entry.after.interval),
+                f"{entry.difference:+.3f} [{entry.interval[0]:+.3f}, {entry.interval[1]:+.3f}]",
                 f"{entry.before.rollouts} / {entry.after.rollouts}", str(entry.tasks),
             ]
             for entry in report.comparisons

@@ -1,6 +1,7 @@
 """The `openforge` command."""
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -19,11 +20,23 @@ Start with **openforge doctor**, then **openforge train recipes/quickstart**: it
 writes a report. While it runs, **openforge status** and the Temporal UI show it; Ctrl-C leaves it running.
 """,
 )
-app.command(rich_help_panel="Runs")(train.train)
-for command in (runs.status, runs.pause, runs.resume, runs.stop, runs.extend, runs.evaluate, runs.rollout, runs.report):
-    app.command(command.__name__.replace("evaluate", "eval"), rich_help_panel="Runs")(command)
-for command in (stack.up, stack.down, stack.doctor):
-    app.command(rich_help_panel="Local stack")(command)
+COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {
+    "Runs": {
+        "train": train.train,
+        "status": runs.status,
+        "pause": runs.pause,
+        "resume": runs.resume,
+        "stop": runs.stop,
+        "extend": runs.extend,
+        "eval": runs.evaluate,
+        "rollout": runs.rollout,
+        "report": runs.report,
+    },
+    "Local stack": {"up": stack.up, "down": stack.down, "doctor": stack.doctor},
+}
+for panel, commands in COMMANDS.items():
+    for name, command in commands.items():
+        app.command(name, rich_help_panel=panel)(command)
 app.add_typer(tasks.app, name="tasks", help="Read and check task directories.", rich_help_panel="Data")
 app.add_typer(trajectories.app, name="trajectories", help="Look at what was recorded.", rich_help_panel="Data")
 

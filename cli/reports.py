@@ -89,11 +89,11 @@ class Written:
         lines.append("outcomes: " + ", ".join(f"{count} {outcome}" for outcome, count in report.outcomes.items()))
         if report.comparisons:
             lines.append("before and after on the same tasks (95 % intervals):")
-        for entry in report.comparisons:
-            lines.append(
-                f"  {entry.split}, {entry.mode}: {_cell(entry.before)} → {_cell(entry.after)}, "
-                f"difference {entry.difference:+.3f} [{entry.interval[0]:+.3f}, {entry.interval[1]:+.3f}] on {entry.tasks} tasks"
-            )
+        lines += [
+            f"  {entry.split}, {entry.mode}: {_cell(entry.before)} → {_cell(entry.after)}, "
+            f"difference {entry.difference:+.3f} [{entry.interval[0]:+.3f}, {entry.interval[1]:+.3f}] on {entry.tasks} tasks"
+            for entry in report.comparisons
+        ]
         return "\n".join(lines)
 
 

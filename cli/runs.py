@@ -59,9 +59,10 @@ async def _status(run: str | None, home: Path) -> None:
 async def _ask(run: str, home: Path, query: str) -> Progress:
     client = await connect_or_explain(stack_settings(home))
     try:
-        return await client.get_workflow_handle(run).query(query, result_type=Progress)
+        found: Progress = await client.get_workflow_handle(run).query(query, result_type=Progress)
     except RPCError as error:
         raise _unknown(run, error) from None
+    return found
 
 
 def pause(run: Run, reason: Annotated[str, typer.Option(help="Shown in the UI.")] = "asked for", home: Home = DEFAULT_HOME) -> None:
@@ -94,6 +95,7 @@ def extend(run: Run, iterations: Annotated[int, typer.Argument(min=1)], home: Ho
             raise _unknown(run, error) from None
         except WorkflowUpdateFailedError as error:
             raise UserError(str(error.cause)) from None
+        return total
 
     console.print(f"{run} has {asyncio.run(send())} iterations now")
 

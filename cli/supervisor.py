@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -82,14 +82,15 @@ class Supervisor:
             for process, component in zip(found, self.state.components, strict=True)
         ]
         stop = asyncio.create_task(self._stop.wait())
-        everything = asyncio.gather(*(event.wait() for event in ready.values()))
+        everything = asyncio.create_task(_all(ready.values()))
         try:
-            await asyncio.wait([everything, stop, failed], return_when=asyncio.FIRST_COMPLETED)
+            waited: list[asyncio.Future[Any]] = [everything, stop, failed]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if everything.done() and not stop.done():
                 self._check_storage()
                 self.state.state = "ready"
                 self._tell()
-                await asyncio.wait([stop, failed], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(waited[1:], return_when=asyncio.FIRST_COMPLETED)
             if failed.done():
                 failed.result()
         finally:
@@ -202,6 +203,11 @@ class Supervisor:
     def _tell(self) -> None:
         write_state(self._home, self.state)
         self._changed(self.state)
+
+
+async def _all(events: Iterable[asyncio.Event]) -> None:
+    for event in events:
+        await event.wait()
 
 
 def clear_leftovers(state: StackState) -> None:

@@ -34,7 +34,9 @@ def workers(client: Client, queues: Sequence[str], concurrency: int) -> list[Wor
     found: list[Worker] = []
     common: dict[str, Any] = {"graceful_shutdown_timeout": GRACE}
     if QUEUE in queues:
-        runner = SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules("contracts", "pydantic"))
+        runner = SandboxedWorkflowRunner(
+            restrictions=SandboxRestrictions.default.with_passthrough_modules("contracts", "pydantic", "workflows")
+        )
         found.append(
             Worker(
                 client,
