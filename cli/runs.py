@@ -90,7 +90,8 @@ def extend(run: Run, iterations: Annotated[int, typer.Argument(min=1)], home: Ho
     async def send() -> int:
         client = await connect_or_explain(stack_settings(home))
         try:
-            return await client.get_workflow_handle(run).execute_update("extend", ExtendRequest(iterations=iterations), result_type=int)
+            handle = client.get_workflow_handle(run)
+            total: int = await handle.execute_update("extend", ExtendRequest(iterations=iterations), result_type=int)
         except RPCError as error:
             raise _unknown(run, error) from None
         except WorkflowUpdateFailedError as error:

@@ -16,6 +16,6 @@ class CpuReload:
         worker: Any = self
         worker.reload_weights(weights_path=weights_path)
         model = worker.get_model()
-        head = getattr(model, "lm_head", None)
+        head: Any = getattr(model, "lm_head", None)
         if getattr(head, "cpu_linear", None) is not None:
             head.quant_method.process_weights_after_loading(head)

@@ -297,8 +297,8 @@ def _codex(headers: Mapping[str, str]) -> tuple[CallKind, int]:
         if isinstance(metadata, dict):
             if metadata.get("request_kind") == "compaction":
                 kind = CallKind.COMPACTION
-            if isinstance(metadata.get("window_number"), int):
-                window = metadata["window_number"]
+            number = metadata.get("window_number")
+            window = number if isinstance(number, int) and 0 <= number < 2**31 else 0
     if kind is CallKind.TURN and headers.get("x-openai-subagent"):
         kind = CallKind.SUBAGENT
     return kind, window

@@ -1,0 +1,192 @@
+"""Wire formats: what is sent out comes back as the same message; what cannot be honoured is refused by name."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.canonical import Answer, Message, Question, message_key
+from proxy.dialects.base import Dialect
+from proxy.dialects.chat import ChatCompletions
+from proxy.dialects.responses import Responses
+from proxy.errors import BadRequestError
+from tests.proxy.clients import FLAT_TOOL, TOOL, events
+from tests.proxy.test_graph import ANSWERS, assistant
+
+NAMESPACE = {"type": "namespace", "name": "mcp__files__", "description": "", "tools": [{**FLAT_TOOL, "name": "read"}]}
+
+
+def answer_of(message: Message, finish_reason: str = "stop") -> Answer:
+    return Answer("s", 3, message, finish_reason, prompt_tokens=5, response_tokens=7, created=1)
+
+
+def question_in(dialect: Dialect, **fields: Any) -> Question:
+    prompt = {"messages": [{"role": "user", "content": "hi"}]} if dialect.name == "chat" else {"input": "hi"}
+    return dialect.parse({"model": "m", "stream": True, **prompt, **fields}, {})
+
+
+def streamed(dialect: Dialect, answer: Answer, cuts: list[int]) -> str:
+    """A whole stream whose text was shown piece by piece."""
+    stream = dialect.stream(question_in(dialect, stream_options={"include_usage": True}), answer.identity, 1)
+    text = stream.start()
+    for cut in sorted(cuts):
+        text += stream.show(answer.message["content"][:cut], "") + stream.keep_alive()
+    return (text + stream.end(answer)).decode()
+
+
+CUTS = st.lists(st.integers(0, 12), max_size=4)
+
+
+@given(ANSWERS)
+def test_a_chat_answer_echoed_is_the_same_message(message: Message) -> None:
+    dialect = ChatCompletions()
+    reply = dialect.encode(question_in(dialect), answer_of(message))
+    echo = dialect.parse({"messages": [{"role": "user", "content": "hi"}, reply["choices"][0]["message"]]}, {})
+    assert message_key(echo.messages[1]) == message_key(message)
+
+
+@given(ANSWERS, CUTS)
+def test_a_streamed_chat_answer_adds_up_to_the_whole_one(message: Message, cuts: list[int]) -> None:
+    dialect = ChatCompletions()
+    chunks = events(streamed(dialect, answer_of(message), cuts))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+    assert "".join(delta.get("content", "") for delta in deltas) == message["content"]
+    calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert [{key: call[key] for key in ("id", "type", "function")} for call in calls] == message.get("tool_calls", [])
+    assert chunks[-1]["usage"]["total_tokens"] == 12
+
+
+@given(ANSWERS)
+def test_a_responses_answer_echoed_is_the_same_message(message: Message) -> None:
+    dialect = Responses()
+    reply = dialect.encode(question_in(dialect), answer_of({**message, "reasoning_content": "why"}))
+    echo = dialect.parse({"input": [{"role": "user", "content": "hi"}, *reply["output"]]}, {})
+    assert len(echo.messages) == 2
+    assert message_key(echo.messages[1]) == message_key(message)
+    assert echo.messages[1]["reasoning_content"] == "why"
+
+
+@given(ANSWERS, CUTS)
+def test_responses_events_come_in_a_valid_order(message: Message, cuts: list[int]) -> None:
+    stream = events(streamed(Responses(), answer_of(message), cuts))
+    assert [event["sequence_number"] for event in stream] == list(range(len(stream)))
+    assert stream[0]["type"] == "response.created"
+    assert stream[-1]["type"] == "response.completed"
+    whole = stream[-1]["response"]["output"]
+    done = [event["item"] for event in stream if event["type"] == "response.output_item.done"]
+    assert done == whole
+    for index, item in enumerate(whole):
+        of_item = [event["type"] for event in stream if event.get("output_index") == index]
+        assert of_item[0] == "response.output_item.added"
+        assert of_item[-1] == "response.output_item.done"
+        assert of_item.count("response.output_item.added") == 1
+        texts = [event["delta"] for event in stream if event.get("output_index") == index and event["type"].endswith(".delta")]
+        assert "".join(texts) == (item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
+
+
+@given(ANSWERS)
+def test_nothing_that_a_harness_acts_on_is_sent_before_the_end(message: Message) -> None:
+    for dialect in (ChatCompletions(), Responses()):
+        stream = dialect.stream(question_in(dialect), "x", 1)
+        shown = (stream.start() + stream.show(message["content"], "thought") + stream.keep_alive()).decode()
+        assert '"tool_calls"' not in shown
+        assert "function_call" not in shown
+        assert "output_item.done" not in shown
+
+
+def test_a_call_of_a_namespaced_tool_comes_back_with_its_namespace() -> None:
+    dialect = Responses()
+    question = question_in(dialect, tools=[FLAT_TOOL, NAMESPACE])
+    assert [tool["function"]["name"] for tool in question.tools] == ["exec_command", "mcp__files__read"]
+    message = assistant("", [{"path": "a"}])
+    message["tool_calls"][0]["function"]["name"] = "mcp__files__read"
+    (item,) = dialect.encode(question, answer_of(message))["output"]
+    assert (item["namespace"], item["name"]) == ("mcp__files__", "read")
+    echo = dialect.parse({"input": [{"role": "user", "content": "hi"}, item], "tools": [FLAT_TOOL, NAMESPACE]}, {})
+    assert message_key(echo.messages[1]) == message_key(message)
+
+
+def test_parallel_calls_and_their_outputs_are_one_answer_and_two_tool_messages() -> None:
+    call = {"type": "function_call", "name": "run", "arguments": "{}"}
+    output = {"type": "function_call_output", "output": [{"type": "input_text", "text": "out"}]}
+    ids = ("call1", "call2")
+    items = [{"role": "user", "content": "hi"}, *({**call, "call_id": i} for i in ids), *({**output, "call_id": i} for i in ids)]
+    messages = Responses().parse({"input": items}, {}).messages
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool"]
+    assert [call["id"] for call in messages[1]["tool_calls"]] == ["call1", "call2"]
+
+
+def test_developer_and_system_messages_are_the_same() -> None:
+    question = ChatCompletions().parse({"messages": [{"role": "developer", "content": [{"type": "text", "text": "be brief"}]}]}, {})
+    assert question.messages == [{"role": "system", "content": "be brief"}]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 2),
+        ("stop", ["x"]),
+        ("logprobs", True),
+        ("response_format", {"type": "json_object"}),
+        ("tool_choice", "required"),
+        ("max_tokens", 0),
+        ("max_tokens", "many"),
+        ("messages", []),
+        ("messages", "hi"),
+        ("messages", [{"role": "narrator", "content": "x"}]),
+        ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]),
+        ("messages", [{"role": "tool", "content": "x"}]),
+        ("messages", [3]),
+        ("tools", [{"type": "web_search"}]),
+        ("tools", [{"type": "function", "function": {"name": 3}}]),
+    ],
+)
+def test_a_chat_field_that_cannot_be_honoured_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(BadRequestError, match=field):
+        ChatCompletions().parse({"messages": [{"role": "user", "content": "hi"}], field: value}, {})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("previous_response_id", "resp_1"),
+        ("tool_choice", {"type": "function", "name": "run"}),
+        ("background", True),
+        ("input", []),
+        ("input", [{"type": "item_reference", "id": "x"}]),
+        ("input", [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]}]),
+        ("input", [{"type": "function_call", "call_id": 3, "name": "x", "arguments": "{}"}]),
+        ("tools", [{"type": "custom", "name": "apply_patch"}]),
+        ("max_output_tokens", -1),
+        ("text", {"format": {"type": "json_schema"}}),
+    ],
+)
+def test_a_responses_field_that_cannot_be_honoured_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(BadRequestError, match="format" if field == "text" else field):
+        Responses().parse({"input": "hi", field: value}, {})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(
+        ["type", "role", "content", "text", "tool_calls", "function", "name", "arguments", "id", "call_id", "output", "tools"]
+    ), inner, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from(["messages", "input", "tools", "stream_options", "text", "model", "instructions"]), JSON))
+def test_any_body_is_parsed_or_refused(body: dict[str, Any]) -> None:
+    for dialect in (ChatCompletions(), Responses()):
+        try:
+            assert dialect.parse(body, {}).digest
+        except BadRequestError as error:
+            assert error.message
+
+
+@given(st.text() | JSON.map(json.dumps))
+def test_codex_metadata_of_any_form_is_harmless(metadata: str) -> None:
+    assert Responses().parse({"input": "hi", "tools": [FLAT_TOOL]}, {"x-codex-turn-metadata": metadata}).window >= 0
+    assert ChatCompletions().parse({"messages": [{"role": "user", "content": "hi"}], "tools": [TOOL]}, {}).tools == [TOOL]

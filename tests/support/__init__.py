@@ -1,0 +1,1 @@
+"""Servers and models that tests of more than one area start."""
