@@ -54,9 +54,7 @@ def main() -> int:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m proxy", description="The model proxy of OpenForgeRL")
     parser.add_argument("--tokenizer", type=Path, required=True, help="directory in Hugging Face format")
-    parser.add_argument(
-        "--renderer", type=json.loads, help="renderer configuration as JSON; default: by the model type in config.json"
-    )
+    parser.add_argument("--renderer", type=json.loads, help="renderer configuration as JSON; default: by the model type in config.json")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8300)
     parser.add_argument("--socket", type=Path, help="unix socket for the model routes")

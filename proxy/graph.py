@@ -62,9 +62,7 @@ class Call:
             messages += call.record.messages
             if call is not self:
                 messages.append(call.record.answer)
-        return self.record.model_copy(
-            update={"messages": messages, "tools": lineage[0].record.tools, "prompt_ids": self.prompt_ids}
-        )
+        return self.record.model_copy(update={"messages": messages, "tools": lineage[0].record.tools, "prompt_ids": self.prompt_ids})
 
 
 @dataclass(frozen=True)

@@ -199,9 +199,7 @@ class Journal:
 
 
 def _load(database: sqlite3.Connection, session_id: str) -> StoredSession | None:
-    row = database.execute(
-        "SELECT opened, closed, limit_reached, engine_failures FROM sessions WHERE id = ?", (session_id,)
-    ).fetchone()
+    row = database.execute("SELECT opened, closed, limit_reached, engine_failures FROM sessions WHERE id = ?", (session_id,)).fetchone()
     if row is None:
         return None
     graph = Graph()

@@ -127,7 +127,7 @@ def _merge(into: Toml, more: Toml) -> None:
 
 def to_toml(table: Toml, prefix: str = "") -> str:
     """A TOML document: JSON strings, numbers, booleans and arrays of them are valid TOML values; tables nest."""
-    lines = [f"{_key(key)} = {json.dumps(value)}" for key, value in table.items() if not isinstance(value, dict)]
+    lines = [f"{_key(key)} = {_value(value)}" for key, value in table.items() if not isinstance(value, dict)]
     for key, value in table.items():
         if isinstance(value, dict):
             path = f"{prefix}{_key(key)}"
@@ -136,4 +136,8 @@ def to_toml(table: Toml, prefix: str = "") -> str:
 
 
 def _key(key: str) -> str:
-    return key if key.replace("_", "a").replace("-", "a").isalnum() and key.isascii() else json.dumps(key)
+    return key if key.replace("_", "a").replace("-", "a").isalnum() and key.isascii() else _value(key)
+
+
+def _value(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one character that TOML escapes and JSON does not

@@ -32,10 +32,10 @@ async def verify(backend: SandboxBackend, sandbox: str, task: Task) -> Score:
     """Score the sandbox's state. Raises RolloutError with VERIFIER_TIMEOUT or VERIFIER_ERROR."""
     name = f"the verifier of {task.name}"
     await backend.remove(sandbox, ["/logs/verifier", "/tests"])
-    await backend.put(sandbox, {"/tests": task.tests})
+    await backend.put(sandbox, {"/tests": task.tests, STDOUT: b""})  # and so /logs/verifier is a directory, whatever the agent made of it
     result = await backend.exec(
         sandbox,
-        ["bash", "-c", f"mkdir -p /logs/verifier && (bash /tests/test.sh) > {STDOUT} 2>&1"],
+        ["bash", "-c", f"(bash /tests/test.sh) > {STDOUT} 2>&1"],
         env={**task.image.env, **task.verifier_env},
         cwd=task.image.workdir,
         timeout=task.verifier_timeout,

@@ -46,4 +46,4 @@ class Client:
 
 def events(text: str) -> list[Any]:
     """The data of each server-sent event."""
-    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ") and line != "data: [DONE]"]
+    return [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: ") and line != "data: [DONE]"]

@@ -100,7 +100,7 @@ class StubEngine:
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
-        ready.set_result("http://127.0.0.1:%d" % runner.addresses[0][1])
+        ready.set_result(f"http://127.0.0.1:{runner.addresses[0][1]}")
         await stopped.wait()
         await runner.cleanup()
 

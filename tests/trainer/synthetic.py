@@ -49,9 +49,7 @@ def seal(storage: Storage, run: str, iteration: int, rollouts: Sequence[Made]) -
         pq.write_table(pa.Table.from_pylist([row], schema=TRAJECTORY_SCHEMA), buffer)
         storage.write(identity.trajectory_path, buffer.getvalue())
         reference = TrajectoryRef(path=identity.trajectory_path, rows=1, digest=hashlib.sha256(buffer.getvalue()).hexdigest())
-        results.append(
-            RolloutResult(rollout=identity, task="t", ending=ending, attempts=1, reward=made.reward, trajectory=reference)
-        )
+        results.append(RolloutResult(rollout=identity, task="t", ending=ending, attempts=1, reward=made.reward, trajectory=reference))
     manifest = Manifest(run=run, batch=batch, version=iteration, ledger=Ledger.of(results, len(results)), results=results)
     path = manifest_path(run, batch)
     storage.write(path, manifest.model_dump_json().encode())

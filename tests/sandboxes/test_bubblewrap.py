@@ -1,0 +1,274 @@
+"""The local sandbox: what it isolates, what it limits, and that nothing is left of it."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from activities.sandboxes import open_backend, sweep
+from activities.sandboxes.base import SandboxSpec
+from activities.sandboxes.bubblewrap import BubblewrapBackend
+from contracts.failures import Cause, RolloutError
+from infra.settings import Settings
+
+SPEC = SandboxSpec(
+    id="box",
+    owner={"run": "test"},
+    image="debian:bookworm-slim",
+    cpus=1,
+    memory_mb=128,
+    pids=32,
+    file_size_mb=4,
+    deadline=time.time() + 600,
+    workdir="/app",
+    env={"FROM_TASK": "yes"},
+)
+
+
+@pytest.fixture
+async def socket(tmp_path: Path) -> AsyncIterator[Path]:
+    """A proxy's unix socket that answers every request with what it was sent."""
+    path = tmp_path / "run" / "proxy.sock"
+    path.parent.mkdir()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = await reader.readline()
+        writer.write(b"seen: " + line)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_unix_server(answer, path=str(path))
+    yield path
+    server.close()
+
+
+@pytest.fixture
+async def backend(tmp_path: Path, socket: Path) -> AsyncIterator[BubblewrapBackend]:
+    made = BubblewrapBackend(root=tmp_path / "sandboxes", proxy_socket=socket)
+    await made.create(SPEC)
+    yield made
+    for sandbox in await made.list_sandboxes():
+        await made.destroy(sandbox.id)
+
+
+async def shell(backend: BubblewrapBackend, command: str, timeout: float = 20) -> str:
+    result = await backend.exec("box", ["bash", "-c", command], timeout=timeout)
+    return (result.stdout + result.stderr).decode()
+
+
+def processes_with(marker: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            if marker in (entry / "cmdline").read_text().replace("\0", " ") and int(entry.name) != os.getpid():
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.parametrize("path", ["/root", str(Path.home()), "/var/log", "/etc/shadow", str(Path(__file__).parents[2])])
+async def test_the_hosts_files_are_not_there(backend: BubblewrapBackend, path: str) -> None:
+    assert "No such file" in await shell(backend, f"ls -d {path}")
+
+
+@pytest.mark.parametrize("path", ["/usr/x", "/usr/bin/x", "/etc/ssl/x"])
+async def test_the_system_cannot_be_written(backend: BubblewrapBackend, path: str) -> None:
+    assert "Read-only file system" in await shell(backend, f"touch {path}")
+
+
+async def test_it_is_not_root_and_cannot_make_namespaces(backend: BubblewrapBackend) -> None:
+    assert (await shell(backend, "id -u")).strip() == "1000"
+    assert "failed" in await shell(backend, "unshare -Ur true")
+
+
+async def test_it_sees_its_own_processes_only(backend: BubblewrapBackend) -> None:
+    assert int(await shell(backend, "ls -d /proc/[0-9]* | wc -l")) < 10
+    assert str(backend._root) not in await shell(backend, "cat /proc/*/cmdline")
+
+
+async def test_its_environment_holds_what_was_given_and_nothing_of_ours(
+    backend: BubblewrapBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENFORGE_PROXY_ADMIN_TOKEN", "leaked")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "leaked")
+    environment = await shell(backend, "env")
+    assert "leaked" not in environment
+    assert "FROM_TASK=yes" in environment
+    assert "TZ=UTC" in environment
+
+
+async def test_a_command_has_no_network_at_all(backend: BubblewrapBackend) -> None:
+    assert (await shell(backend, "ls /sys/class/net 2>/dev/null; cat /proc/net/dev | tail -n +3 | cut -d: -f1")).split() == ["lo"]
+    assert "refused" in await shell(backend, "exec 3<>/dev/tcp/127.0.0.1/8300")
+
+
+async def test_a_started_process_reaches_the_proxy_and_nothing_else(backend: BubblewrapBackend) -> None:
+    script = "exec 3<>/dev/tcp/127.0.0.1/8300; echo hello >&3; cat <&3; exec 4<>/dev/tcp/127.0.0.1/22"
+    await backend.start("box", "harness", ["bash", "-c", script], timeout=20)
+    await backend.wait("box", "harness", 20)
+    logs = await backend.logs("box", "harness", 1000)
+    assert logs.stdout == b"seen: hello\n"
+    assert b"refused" in logs.stderr
+
+
+async def test_a_connection_waits_for_a_proxy_that_starts_again(backend: BubblewrapBackend, socket: Path) -> None:
+    socket.unlink()
+    await backend.start("box", "harness", ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/8300; echo late >&3; cat <&3"], timeout=30)
+    assert (await backend.status("box", "harness")).state == "running"
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readline())
+        writer.close()
+
+    async with await asyncio.start_unix_server(answer, path=str(socket)):
+        await backend.wait("box", "harness", 20)
+    assert (await backend.logs("box", "harness", 100)).stdout == b"late\n"
+
+
+async def test_too_much_memory_ends_it_and_says_so(backend: BubblewrapBackend) -> None:
+    result = await backend.exec("box", ["python3", "-c", "x = bytearray(400 * 2**20)"], timeout=30)
+    assert result.out_of_memory
+    assert result.exit_code != 0
+
+
+async def test_a_fork_bomb_is_bounded_and_dies_with_its_process(backend: BubblewrapBackend) -> None:
+    marker = "sleep 98765"
+    text = await shell(backend, f"for i in $(seq 100); do {marker} & done; wait", timeout=3)
+    assert "Resource temporarily unavailable" in text or "Cannot fork" in text or text == ""
+    assert processes_with(marker) == []
+
+
+async def test_a_file_cannot_grow_beyond_its_limit(backend: BubblewrapBackend) -> None:
+    assert "File too large" in await shell(backend, "head -c 10000000 /dev/zero > big")
+    assert (await shell(backend, "stat -c %s big")).strip() == str(4 * 2**20)
+
+
+async def test_time_ends_it_and_everything_it_started(backend: BubblewrapBackend) -> None:
+    marker = "sleep 87654"
+    result = await backend.exec("box", ["bash", "-c", f"(setsid {marker} &) ; setsid nohup {marker} & {marker}"], timeout=1)
+    assert result.timed_out
+    assert result.exit_code is None
+    assert processes_with(marker) == []
+
+
+async def test_the_end_of_a_process_ends_what_it_left_running(backend: BubblewrapBackend) -> None:
+    marker = "sleep 76543"
+    await shell(backend, f"(setsid {marker} >/dev/null 2>&1 &) ; exit 0")
+    assert processes_with(marker) == []
+
+
+def start_and_be_killed(program: str) -> None:
+    """Run a program until it says that it has started the process; then kill it."""
+    starter = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True)
+    assert starter.stdout
+    assert starter.stdout.readline() == b"started\n"
+    os.killpg(starter.pid, 9)
+    starter.wait()
+
+
+async def test_a_process_outlives_its_starter_and_is_found_again(backend: BubblewrapBackend, tmp_path: Path) -> None:
+    program = (
+        "import asyncio, sys; from pathlib import Path; from activities.sandboxes.bubblewrap import BubblewrapBackend\n"
+        f"backend = BubblewrapBackend(root=Path({str(tmp_path / 'sandboxes')!r}), proxy_socket=None)\n"
+        "asyncio.run(backend.start('box', 'harness', ['bash', '-c', 'read x < pipe; echo $x'], timeout=60)); print('started', flush=True)\n"
+        "import time; time.sleep(60)"
+    )
+    await shell(backend, "mkfifo pipe")
+    await asyncio.to_thread(start_and_be_killed, program)
+    assert (await backend.status("box", "harness")).state == "running"
+    await shell(backend, "echo survived > pipe")
+    assert (await backend.wait("box", "harness", 20)).exit_code == 0
+    assert (await backend.logs("box", "harness", 100)).stdout == b"survived\n"
+
+
+async def test_starting_twice_runs_once(backend: BubblewrapBackend) -> None:
+    for _ in range(2):
+        await backend.start("box", "harness", ["bash", "-c", "echo run >> count"], timeout=20)
+        await backend.wait("box", "harness", 20)
+    assert await backend.get("box", "/app/count") == b"run\n"
+
+
+async def test_a_killed_process_has_ended(backend: BubblewrapBackend) -> None:
+    await backend.start("box", "harness", ["sleep", "65432"], timeout=60)
+    await backend.kill("box", "harness")
+    status = await backend.status("box", "harness")
+    assert status.state == "exited"
+    assert processes_with("sleep 65432") == []
+
+
+async def test_a_process_that_was_never_started_is_absent(backend: BubblewrapBackend) -> None:
+    assert (await backend.status("box", "other")).state == "absent"
+
+
+async def test_destroy_ends_processes_and_removes_files(backend: BubblewrapBackend, tmp_path: Path) -> None:
+    await shell(backend, "mkdir -p locked/in && chmod 000 locked")
+    await backend.start("box", "harness", ["sleep", "54321"], timeout=60)
+    await backend.destroy("box")
+    await backend.destroy("box")
+    assert processes_with("sleep 54321") == []
+    assert not (tmp_path / "sandboxes" / "box").exists()
+    assert await backend.list_sandboxes() == []
+
+
+async def test_the_key_is_not_on_disk_while_the_harness_runs(backend: BubblewrapBackend, tmp_path: Path) -> None:
+    await backend.start("box", "harness", ["sleep", "43210"], env={"KEY": "session-secret"}, timeout=60)
+    files = [path for path in (tmp_path / "sandboxes").rglob("*") if path.is_file()]
+    assert files
+    assert all(b"session-secret" not in path.read_bytes() for path in files)
+
+
+@pytest.mark.parametrize("path", ["/app/link/x", "/app/link"])
+async def test_a_link_out_of_the_sandbox_is_not_followed(backend: BubblewrapBackend, tmp_path: Path, path: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "x").write_text("secret")
+    await shell(backend, f"ln -s {outside} /app/link")
+    with pytest.raises(FileNotFoundError):
+        await backend.get("box", path)
+    await backend.put("box", {"/app/link/y": b"planted"})
+    assert sorted(file.name for file in outside.iterdir()) == ["x"]
+
+
+@pytest.mark.parametrize("path", ["relative", "/app/../etc/passwd", "/usr/bin/tool"])
+async def test_a_path_that_cannot_be_written_is_refused(backend: BubblewrapBackend, path: str) -> None:
+    with pytest.raises(RolloutError, match=r"absolute path|read-only system") as caught:
+        await backend.put("box", {path: b""})
+    assert caught.value.cause is Cause.SANDBOX_IMAGE
+
+
+async def test_a_pipe_left_by_the_agent_does_not_block_reading(backend: BubblewrapBackend) -> None:
+    await shell(backend, "mkfifo answer.txt")
+    with pytest.raises(FileNotFoundError, match="not a regular file"):
+        await backend.get("box", "/app/answer.txt")
+
+
+async def test_directories_keep_their_modes(backend: BubblewrapBackend, tmp_path: Path) -> None:
+    source = tmp_path / "tests"
+    source.mkdir()
+    (source / "run.sh").write_text("#!/bin/sh\necho ran\n")
+    (source / "run.sh").chmod(0o755)
+    await backend.put("box", {"/tests": source})
+    assert await shell(backend, "/tests/run.sh") == "ran\n"
+
+
+async def test_the_janitor_takes_what_is_past_its_deadline(backend: BubblewrapBackend) -> None:
+    await backend.create(replace(SPEC, id="old", deadline=time.time() - 1))
+    assert await sweep(backend) == ["old"]
+    assert [sandbox.id for sandbox in await backend.list_sandboxes()] == ["box"]
+
+
+async def test_a_sandbox_that_is_gone_is_lost(backend: BubblewrapBackend) -> None:
+    with pytest.raises(RolloutError, match="does not exist") as caught:
+        await backend.exec("nowhere", ["true"], timeout=5)
+    assert caught.value.cause is Cause.SANDBOX_LOST
+
+
+def test_an_unknown_backend_names_those_that_exist() -> None:
+    with pytest.raises(ValueError, match="unknown sandbox backend 'docker'; known: bubblewrap"):
+        open_backend("docker", Settings())
