@@ -34,19 +34,18 @@ class StubEngine:
         self.max_model_len = 100_000
         self.url = ""
         self._end = self.tokenizer.token_to_id("<|im_end|>")
-        self._answers: dict[tuple[int, ...], list[int]] = {}
+        self._aborted: list[tuple[list[int], list[int]]] = []  # prompt and whole answer
 
     def text(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
 
     def answer_to(self, prompt: list[int]) -> list[int]:
         """What is left of the answer: a prompt may end in the tokens of an answer that was aborted."""
-        for length in range(len(prompt), 0, -1):
-            if (answer := self._answers.get(tuple(prompt[:length]))) and answer[: len(prompt) - length] == prompt[length:]:
-                return answer[len(prompt) - length :]
-        ids = [*self.tokenizer.encode(self.script(self.text(prompt)), add_special_tokens=False).ids, self._end]
-        self._answers[tuple(prompt)] = ids
-        return ids
+        for asked, answer in self._aborted:
+            said = prompt[len(asked) :]
+            if prompt[: len(asked)] == asked and said and answer[: len(said)] == said:
+                return answer[len(said) :]
+        return [*self.tokenizer.encode(self.script(self.text(prompt)), add_special_tokens=False).ids, self._end]
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -57,6 +56,8 @@ class StubEngine:
         whole = self.answer_to(body["token_ids"])
         ids = whole[: body["sampling_params"]["max_tokens"]]
         finish = "stop" if ids == whole else "length"
+        if trouble == "abort":
+            self._aborted.append((body["token_ids"], whole))
         if trouble:
             ids, finish = ids[:2], trouble
         reply = web.StreamResponse(headers={"content-type": "text/event-stream"})
