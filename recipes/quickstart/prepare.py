@@ -20,12 +20,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--trainer-python", default=sys.executable, help="an interpreter with torch and transformers")
-    parser.add_argument("--demonstrations", type=int, default=DEMONSTRATIONS)
+    parser.add_argument("--demonstrations", type=int, default=DEMONSTRATIONS, help="tasks that the teacher demonstrates")
+    parser.add_argument("--train", type=int, default=TRAIN, help="tasks that reinforcement learning works on")
+    parser.add_argument("--measured", type=int, default=MEASURED, help="tasks of each evaluation split")
     arguments = parser.parse_args()
     demonstrations = lookups("demonstrations", arguments.demonstrations, arguments.seed)
-    train = lookups("train", TRAIN, arguments.seed)
-    held_out = lookups("held_out", MEASURED, arguments.seed)
-    sets = {"demonstrations": demonstrations, "train": train, "measured-train": train[:MEASURED], "measured-held-out": held_out}
+    train = lookups("train", arguments.train, arguments.seed)
+    held_out = lookups("held_out", arguments.measured, arguments.seed)
+    sets = {"demonstrations": demonstrations, "train": train, "measured-train": train[: arguments.measured], "measured-held-out": held_out}
     for name, tasks in sets.items():
         for task in tasks:
             write_task(task, arguments.out / "tasks" / name / task.id)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.support.processes import INFERENCE_PYTHON, Server, free_port, running
+from tests.support.processes import INFERENCE_PYTHON, ROOT, Server, free_port, running
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -16,6 +16,7 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
+    "PYTHONPATH": str(ROOT / "infra/engine"),
 }
 
 
@@ -49,6 +50,7 @@ def vllm_server(model: Path, log: Path, *, max_model_len: int = 4096) -> Iterato
         "--model", model, "--served-model-name", "policy", "--host", "127.0.0.1", "--port", str(port),
         "--dtype", "float32", "--max-model-len", str(max_model_len), "--max-num-seqs", "64", "--enforce-eager",
         "--num-gpu-blocks-override", "512", "--enable-scale-out",
+        "--worker-extension-cls", "vllm_cpu_reload.CpuReload",
     ]  # fmt: skip
     with running(command, f"http://127.0.0.1:{port}", log, ready="/health", seconds=300, environment=ENVIRONMENT) as server:
         yield Vllm(server, model)
