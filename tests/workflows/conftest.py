@@ -4,9 +4,8 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import pytest
 import pytest_asyncio
-from temporalio.client import Client, WorkflowHandle
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
@@ -49,15 +48,21 @@ async def stubs(client: Client) -> AsyncIterator[StubActivities]:
         yield activities
 
 
-@pytest.fixture
-def start(client: Client) -> Start:
+@pytest_asyncio.fixture(loop_scope="module")
+async def start(client: Client) -> AsyncIterator[Start]:
     """Start a run of `CONFIG` with changes, under a name of its own."""
 
     async def begin(**changes: Any) -> "WorkflowHandle[Any, RunResult]":
         name = f"run-{uuid.uuid4().hex[:8]}"
         config = RunConfig.model_validate({**CONFIG, **changes, "name": name})
-        return await client.start_workflow(
+        handle = await client.start_workflow(
             Workflow.TRAINING_RUN, TrainingRunInput(config=config), id=name, task_queue=QUEUE, result_type=RunResult
         )
+        started.append(handle)
+        return handle
 
-    return begin
+    started: list[WorkflowHandle[Any, RunResult]] = []
+    yield begin
+    for handle in started:  # a test that failed must not leave rollouts to the next one's worker
+        if (await handle.describe()).status is WorkflowExecutionStatus.RUNNING:
+            await handle.terminate()

@@ -57,7 +57,7 @@ async def test_a_warm_start_is_iteration_0_by_the_teacher(stubs: StubActivities,
 
 async def test_no_more_rollouts_run_at_once_than_the_window_allows(stubs: StubActivities, start: Start) -> None:
     stubs.gate.clear()
-    handle = await start(rollout={**CONFIG["rollout"], "group_size": 6, "concurrency": 3})
+    handle = await start(rollout={**CONFIG["rollout"], "group_size": 6, "concurrency": 3}, evaluation={"splits": {}})
     await until(lambda: stubs.running == 3)
     stubs.gate.set()
     await handle.result()
