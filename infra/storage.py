@@ -101,7 +101,8 @@ class Storage:
             return []
         except _FAILURES as error:
             raise StorageError(f"cannot list {self.url(prefix)}: {_reason(error)}") from error
-        return sorted(str(path)[len(self._base) + 1 :] for path in found if not str(path).endswith(".tmp"))
+        paths = (str(path)[len(self._base) + 1 :] for path in found)
+        return sorted(path for path in paths if path.startswith(f"{prefix}/") and not path.endswith(".tmp"))
 
     def upload_directory(self, source: Path, prefix: str) -> dict[str, str]:
         """Store every file below `source` under `prefix`; returns relative name to sha256. Raises StorageError."""
