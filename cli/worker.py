@@ -16,6 +16,7 @@ from temporalio.worker import Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from activities import policy, rollouts, trajectories
+from activities.sandboxes import open_backend, sweep
 from contracts.runs import QUEUE, SANDBOX_QUEUE, TRAINER_QUEUE
 from infra.settings import settings
 from infra.temporal import connect, ensure_search_attributes
@@ -23,6 +24,8 @@ from workflows.evaluation import Evaluation
 from workflows.rollout import Rollout
 from workflows.training_run import TrainingRun
 
+log = logging.getLogger(__name__)
+SWEEP_SECONDS = 60.0
 QUEUES = (QUEUE, SANDBOX_QUEUE, TRAINER_QUEUE)
 WORKFLOWS = (TrainingRun, Rollout, Evaluation)
 # Time to finish what is quick when it is asked to stop; harnesses go on without it.
@@ -73,10 +76,25 @@ async def serve(queues: Sequence[str], concurrency: int) -> None:
     async with asyncio.TaskGroup() as group:
         for worker in running:
             group.create_task(worker.run())
-        logging.getLogger(__name__).info("working on %s", ", ".join(queues))
+        janitor = group.create_task(keep_swept()) if SANDBOX_QUEUE in queues else None
+        log.info("working on %s", ", ".join(queues))
         await stop.wait()
+        if janitor:
+            janitor.cancel()
         for worker in running:
             group.create_task(worker.shutdown())
+
+
+async def keep_swept() -> None:
+    """The janitor: once a minute, sandboxes that are past their deadline go, whoever left them."""
+    backend = open_backend("bubblewrap", settings())
+    while True:
+        try:
+            for sandbox in await sweep(backend):
+                log.warning("sandbox %s was past its deadline and has been removed", sandbox)
+        except OSError as error:
+            log.warning("the janitor could not list the sandboxes: %s", error)
+        await asyncio.sleep(SWEEP_SECONDS)
 
 
 def main() -> None:

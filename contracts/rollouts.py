@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from contracts.base import FrozenContract
-from contracts.config import HarnessConfig, Label, SandboxConfig
+from contracts.config import HarnessConfig, SandboxConfig
 from contracts.failures import Cause, Limit, Outcome
 from contracts.identity import RolloutId
 from contracts.sessions import Sampling, SessionLimits
@@ -143,11 +143,3 @@ class PlannedTasks(FrozenContract):
     tasks: list[TaskRef]
     epoch: int = 0
     available: int = Field(description="tasks in the directory")
-
-
-class EvaluationRef(FrozenContract):
-    """One cell of an evaluation: a split measured in a sampling mode."""
-
-    split: Label
-    mode: Label
-    temperature: float
