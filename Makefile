@@ -27,8 +27,9 @@ lint: $(ENVS)/base/$(STAMP) ## ruff, mypy (strict) and the layering contracts
 test: install ## Every test, against the real parts
 	$(BASE)/python -m pytest
 
-demo: install ## Train a small policy inside the real Codex harness, end to end
-	$(BASE)/openforge train recipes/quickstart/recipe.yaml
+SEED ?= 0
+demo: install ## Train a small policy inside the real Codex harness, end to end (SEED=1: another one)
+	$(BASE)/openforge train recipes/quickstart --seed $(SEED) --name quickstart-seed-$(SEED)
 
 bench: install ## Seconds by phase, proxy latency and trainer time, each as a ratio in one run
 	$(BASE)/python -m benchmarks

@@ -14,9 +14,8 @@ def main() -> None:
     chosen = sys.argv[1:] or list(ALL)
     if unknown := sorted(set(chosen) - set(ALL)):
         sys.exit(f"unknown benchmark {', '.join(unknown)}; known: {', '.join(ALL)}")
-    print(
-        f"{platform.machine()}, {os.cpu_count()} processors, Python {platform.python_version()}, openforgerl {metadata.version('openforgerl')}"
-    )
+    machine = f"{platform.machine()}, {os.cpu_count()} processors, Python {platform.python_version()}"
+    print(f"{machine}, openforgerl {metadata.version('openforgerl')}")
     for name in chosen:
         print(f"\n== {name}", flush=True)
         ALL[name]()
