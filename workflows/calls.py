@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
+from temporalio.workflow import ActivityCancellationType
 
 with workflow.unsafe.imports_passed_through():
     from contracts.batches import BatchSummary, SealBatch
@@ -31,6 +32,8 @@ with workflow.unsafe.imports_passed_through():
 HEARTBEAT: Final = timedelta(seconds=15)
 # Another worker takes over at once; if none can, there is no use in asking every second.
 TAKE_OVER: Final = RetryPolicy(initial_interval=timedelta(seconds=1), backoff_coefficient=2, maximum_interval=timedelta(seconds=30))
+# What makes or uses a sandbox: on cancel it is asked to end, and awaited, or it would go on beside the clean-up.
+WAIT: Final = ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
 # Storage, trainer or engine are away: people mend such things in minutes or hours, and nothing is lost by waiting.
 OUTLAST: Final = RetryPolicy(initial_interval=timedelta(seconds=1), backoff_coefficient=2, maximum_interval=timedelta(minutes=1))
 
@@ -81,6 +84,7 @@ async def provision(attempt: Attempt) -> Provisioned:
         start_to_close_timeout=timedelta(minutes=10),
         heartbeat_timeout=HEARTBEAT,
         retry_policy=TAKE_OVER,
+        cancellation_type=WAIT,
         summary=attempt.sandbox_id,
     )
 
@@ -95,6 +99,7 @@ async def run_harness(attempt: Attempt) -> HarnessEnd:
         start_to_close_timeout=timedelta(seconds=attempt.spec.limits.seconds + 600),
         heartbeat_timeout=HEARTBEAT,
         retry_policy=TAKE_OVER,
+        cancellation_type=WAIT,
         summary=f"{attempt.spec.harness.name} on {attempt.spec.task.name}",
     )
 
@@ -109,6 +114,7 @@ async def score(attempt: Attempt) -> Score:
         start_to_close_timeout=timedelta(hours=4),
         heartbeat_timeout=HEARTBEAT,
         retry_policy=TAKE_OVER,
+        cancellation_type=WAIT,
         summary=attempt.spec.task.name,
     )
 

@@ -2,7 +2,8 @@
 
 Invariants:
 1. It returns exactly one ending, whatever happened; it fails only by a bug.
-2. Every attempt that began is cleaned up before the next begins and before the workflow ends, also when it is cancelled.
+2. Every attempt that began is cleaned up before the next begins and before the workflow ends, also when it is cancelled, and not
+   before what it was doing has ended: a sandbox that is still being created would outlive its removal.
 3. An ending is on file: the last attempt's trajectory is recorded whatever its outcome.
 """
 
@@ -58,7 +59,7 @@ class Rollout:
             trajectory = None
             if last:
                 ending, trajectory = await self._record(attempt, ending)
-            await self._timed("clean_up", calls.clean_up(attempt))
+            await self._timed("clean_up", _to_the_end(calls.clean_up(attempt)))
             if last:
                 break
         reward = self._score.reward if self._score else None
@@ -76,8 +77,11 @@ class Rollout:
     async def _ending(self, attempt: Attempt) -> Ending:
         """Carry the attempt out. Never raises."""
         try:
+            _check_cancelled()
             self._provisioned = await self._timed("provision", calls.provision(attempt))
+            _check_cancelled()
             self._harness = await self._timed("harness", calls.run_harness(attempt))
+            _check_cancelled()
             self._score = await self._timed("score", calls.score(attempt))
         except (ActivityError, asyncio.CancelledError) as error:
             if is_cancelled_exception(error):
@@ -97,10 +101,8 @@ class Rollout:
             phases=self._phases,
         )
         try:
-            return ending, await self._timed("record", calls.record_trajectory(request))
-        except (ActivityError, asyncio.CancelledError) as error:
-            if is_cancelled_exception(error):
-                return Ending(outcome=Outcome.CANCELLED, message="cancelled"), None
+            return ending, await self._timed("record", _to_the_end(calls.record_trajectory(request)))
+        except ActivityError as error:
             return (_failure(error) if ending.outcome is not Outcome.FAILED else ending), None
 
     async def _timed(self, phase: str, work: Coroutine[Any, Any, Result]) -> Result:
@@ -119,6 +121,21 @@ class Rollout:
         workflow.set_current_details(f"{text}\n\n{ending.message}")
         updates = [OUTCOME.value_set(ending.outcome.value)]
         workflow.upsert_search_attributes([*updates, *([REWARD.value_set(reward)] if reward is not None else [])])
+
+
+def _check_cancelled() -> None:
+    """Raise CancelledError if the workflow was asked to cancel: an activity that finished all the same swallows the exception."""
+    if workflow.cancellation_reason() is not None:
+        raise asyncio.CancelledError
+
+
+async def _to_the_end(work: Coroutine[Any, Any, Result]) -> Result:
+    """Await `work` whether or not the workflow is cancelled meanwhile; a workflow is cancelled once."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        return await task
 
 
 def _failure(error: BaseException) -> Ending:

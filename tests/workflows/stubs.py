@@ -40,11 +40,13 @@ CONFIG: dict[str, Any] = {
 
 @dataclass
 class StubActivities:
-    """What happened, and what is to happen: `fail` names the cause of an attempt, `gate` holds harnesses back."""
+    """What happened, and what is to happen: `fail` names the cause of an attempt, `gate` holds harnesses back, `hold` an activity."""
 
     fail: Callable[[Attempt], Cause | None] = lambda _: None
     harness: HarnessEnd = field(default_factory=lambda: HarnessEnd(exit_code=0, seconds=0.1))
     gate: asyncio.Event = field(default_factory=asyncio.Event)
+    hold: dict[Activity, asyncio.Event] = field(default_factory=dict)
+    reached: Counter[Activity] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
     running: int = 0
     most_running: int = 0
@@ -57,6 +59,11 @@ class StubActivities:
 
     def __post_init__(self) -> None:
         self.gate.set()
+
+    async def _reach(self, name: Activity) -> None:
+        self.reached[name] += 1
+        if name in self.hold:
+            await self.hold[name].wait()
 
     @property
     def all(self) -> list[Callable[..., Any]]:
@@ -80,6 +87,7 @@ class StubActivities:
 
     @activity.defn(name=Activity.PROVISION)
     async def provision(self, attempt: Attempt) -> Provisioned:
+        await self._reach(Activity.PROVISION)
         self.open_sandboxes.add(attempt.sandbox_id)
         return Provisioned(session_id=f"s-{attempt.sandbox_id}", sandbox_id=attempt.sandbox_id, harness_version="1.0", seconds=0.1)
 
@@ -103,11 +111,13 @@ class StubActivities:
 
     @activity.defn(name=Activity.RECORD_TRAJECTORY)
     async def record_trajectory(self, request: RecordTrajectory) -> TrajectoryRef:
+        await self._reach(Activity.RECORD_TRAJECTORY)
         self.recorded.append(request)
         return TrajectoryRef(path=request.attempt.spec.rollout.trajectory_path, rows=1, digest="0")
 
     @activity.defn(name=Activity.CLEAN_UP)
     async def clean_up(self, attempt: Attempt) -> None:
+        await self._reach(Activity.CLEAN_UP)
         self.counts["clean_up"] += 1
         self.open_sandboxes.discard(attempt.sandbox_id)
 
