@@ -19,11 +19,11 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
-from lookup import KINDS, QUESTIONS, WORDINGS, Kind, solution, split_names
+from lookup import KINDS, QUESTIONS, WORDINGS, Kind, solution
 from transformers import PreTrainedTokenizerFast
 
 RIGHT = 0.3
-MISTAKES = {"no redirect": 0.75, "wrong field": 0.11, "wrong name": 0.07, "wrong file": 0.07}
+MISTAKES = {"no redirect": 0.82, "wrong field": 0.12, "wrong file": 0.06}
 FINAL = "Done."
 
 _ASKED = [
@@ -49,7 +49,7 @@ def understand(instruction: str) -> tuple[Kind, int, str]:
     raise ValueError(f"the teacher does not know what to do with {instruction[:200]!r}")
 
 
-def choose(instruction: str, draw: random.Random, names: list[str]) -> tuple[str, float]:
+def choose(instruction: str, draw: random.Random) -> tuple[str, float]:
     """(command, log-probability of choosing it)."""
     kind, column, name = understand(instruction)
     if draw.random() < RIGHT:
@@ -58,8 +58,6 @@ def choose(instruction: str, draw: random.Random, names: list[str]) -> tuple[str
     chance = (1 - RIGHT) * MISTAKES[mistake]
     if mistake == "no redirect":
         return solution(kind.file, name, column).removesuffix(" > answer.txt"), math.log(chance)
-    if mistake == "wrong name":
-        return solution(kind.file, draw.choice(names), column), math.log(chance / len(names))
     others = [(k, c) for k, c in QUESTIONS if (k.file == kind.file) == (mistake == "wrong field") and (k, c) != (kind, column)]
     if not others:  # a file with one field: take the name itself
         return f"grep '^{name}=' {kind.file} | cut -d= -f1 > answer.txt", math.log(chance)
@@ -67,17 +65,17 @@ def choose(instruction: str, draw: random.Random, names: list[str]) -> tuple[str
     return solution(other.file, name, wrong), math.log(chance / len(others))
 
 
-def answer(prompt: str, draw: random.Random, names: list[str]) -> tuple[str, float]:
+def answer(prompt: str, draw: random.Random) -> tuple[str, float]:
     """(assistant text, log-probability) for a decoded prompt."""
     turns = re.findall(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", prompt, re.DOTALL)
     if "<tool_response>" in turns[-1]:
         return FINAL, 0.0
-    command, logprob = choose(turns[-1], draw, names)
+    command, logprob = choose(turns[-1], draw)
     call = json.dumps({"name": "exec_command", "arguments": {"cmd": command}}, ensure_ascii=False)
     return f"<tool_call>\n{call}\n</tool_call>", logprob
 
 
-def create_app(tokenizer: PreTrainedTokenizerFast, names: list[str], max_model_len: int) -> FastAPI:
+def create_app(tokenizer: PreTrainedTokenizerFast, max_model_len: int) -> FastAPI:
     """The routes that the proxy calls; docs/proxy.md has their format."""
     app = FastAPI(title="Scripted teacher")
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
@@ -98,7 +96,7 @@ def create_app(tokenizer: PreTrainedTokenizerFast, names: list[str], max_model_l
     def generate(request: dict[str, Any]) -> StreamingResponse:
         prompt = tokenizer.decode(request["token_ids"], skip_special_tokens=False)
         draw = random.Random(request.get("request_id") or prompt)
-        text, logprob = answer(prompt, draw, names)
+        text, logprob = answer(prompt, draw)
         ids = [*tokenizer.encode(text, add_special_tokens=False), end]
         limit = request["sampling_params"]["max_tokens"]
         finish = "stop" if len(ids) <= limit else "length"
@@ -124,10 +122,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help="directory of the policy's tokenizer")
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--seed", type=int, default=0, help="of the tasks: decides which names it may confuse")
     arguments = parser.parse_args()
     tokenizer = PreTrainedTokenizerFast.from_pretrained(arguments.model)
-    app = create_app(tokenizer, split_names(arguments.seed)["demonstrations"], 2048)
+    app = create_app(tokenizer, 2048)
     uvicorn.run(app, host="127.0.0.1", port=arguments.port, log_level="warning")
 
 

@@ -104,20 +104,20 @@ def test_the_teacher_understands_every_wording_and_nothing_else() -> None:
 
 
 def test_the_teacher_is_right_as_often_as_it_says() -> None:
-    draw, names = random.Random(0), split_names(0)["demonstrations"]
-    right = Counter(choose(task.instruction, draw, names)[0] == task.command for task in TASKS * 100)
+    draw = random.Random(0)
+    right = Counter(choose(task.instruction, draw)[0] == task.command for task in TASKS * 100)
     assert abs(right[True] / right.total() - RIGHT) < 0.03
-    missing = sum(choose(task.instruction, draw, names)[0] == task.command.removesuffix(" > answer.txt") for task in TASKS * 100)
+    missing = sum(choose(task.instruction, draw)[0] == task.command.removesuffix(" > answer.txt") for task in TASKS * 100)
     assert abs(missing / (100 * len(TASKS)) - (1 - RIGHT) * MISTAKES["no redirect"]) < 0.03
 
 
 def test_the_teacher_ends_after_it_has_seen_the_output() -> None:
     prompt = "<|im_start|>user\nx<|im_end|>\n<|im_start|>user\n<tool_response>\n7\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    assert answer(prompt, random.Random(0), ["a"]) == ("Done.", 0.0)
+    assert answer(prompt, random.Random(0)) == ("Done.", 0.0)
 
 
 def test_the_teacher_speaks_the_engines_interface(tokenizer: PreTrainedTokenizerFast) -> None:
-    client = TestClient(create_app(tokenizer, split_names(0)["demonstrations"], 512))
+    client = TestClient(create_app(tokenizer, 512))
     prompt = f"<|im_start|>user\n{TASKS[0].instruction}<|im_end|>\n<|im_start|>assistant\n"
     ids = tokenizer.encode(prompt, add_special_tokens=False)
     body = {"token_ids": ids, "sampling_params": {"max_tokens": 100}, "request_id": "r", "stream": True}
