@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
-from temporalio.exceptions import ChildWorkflowError, FailureError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, ChildWorkflowError, FailureError, is_cancelled_exception
 from temporalio.workflow import ChildWorkflowCancellationType, ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
@@ -25,8 +25,10 @@ RUN = SearchAttributeKey.for_keyword(SearchAttribute.RUN)
 BATCH = SearchAttributeKey.for_keyword(SearchAttribute.BATCH)
 TASK = SearchAttributeKey.for_keyword(SearchAttribute.TASK)
 
-# An engine that its supervisor started again has lost the weights; the proxy lets calls wait until they are back.
+# An engine that its supervisor started again has lost the weights; the proxy lets calls wait until they are back. The pause between two
+# looks grows with the time already watched, so that a batch of days does not fill its history with looks.
 WATCH_ENGINES = timedelta(seconds=20)
+WATCHED_SHARE = 30
 
 
 def rollout_specs(
@@ -137,9 +139,19 @@ class Batch:
 
     async def _watch_engines(self) -> None:
         assert self._publish
+        watched = timedelta()
         while True:
-            await workflow.sleep(WATCH_ENGINES)
-            await calls.publish_policy(self._publish)
+            interval = max(WATCH_ENGINES, watched / WATCHED_SHARE)
+            await workflow.sleep(interval)
+            watched += interval
+            await workflow.wait_condition(lambda: self.in_flight.running > 0)  # a pause of a week is not a week of looks
+            try:
+                await calls.publish_policy(self._publish)
+            except ActivityError as error:
+                if is_cancelled_exception(error):
+                    raise
+                self._control.pause(f"version {self._publish.version} cannot be published again: {error.__cause__}")
+                self._changed()
 
 
 def _ending(error: BaseException) -> Ending:

@@ -15,6 +15,7 @@ class Control:
         self.concurrency = concurrency
         self.paused = paused
         self.pause_reason = reason
+        self.paused_by_failures = False
         self.stopping = False
         self.stop_now = False
         self._pause_after = pause_after_failures
@@ -28,13 +29,14 @@ class Control:
             return
         self._streak += 1
         if self._streak >= self._pause_after:
+            self.paused_by_failures = True
             self.pause(f"{self._streak} rollouts in a row failed, the last one by {cause.value}: {result.ending.message[:200]}")
 
     def pause(self, reason: str) -> None:
         self.paused, self.pause_reason = True, reason
 
     def resume(self) -> None:
-        self.paused, self.pause_reason, self._streak = False, "", 0
+        self.paused, self.pause_reason, self.paused_by_failures, self._streak = False, "", False, 0
 
     def stop(self, now: bool) -> None:
         self.stopping = True

@@ -3,12 +3,14 @@
 Every task of a split is tried `rollouts_per_task` times, in the order of its name, so that two evaluations are paired task by task.
 """
 
+import asyncio
+
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from contracts.identity import evaluation_batch
     from contracts.rollouts import TaskPlan
-    from contracts.runs import EvaluationInput, EvaluationResult, EvaluationSummary, InFlight, Progress, Workflow
+    from contracts.runs import EvaluationInput, EvaluationResult, EvaluationSummary, InFlight, PauseRequest, Progress, Workflow
     from contracts.updates import PublishRequest
     from workflows import calls
     from workflows.batch import Batch, rollout_specs
@@ -33,6 +35,7 @@ class Evaluation(Controlled):
         config, evaluation = request.config, request.config.evaluation
         publish = PublishRequest(run=config.name, version=request.version, base_model=config.policy.model)
         await calls.publish_policy(publish)
+        self._telling = asyncio.create_task(self._tell_parent())
         for split, directory in evaluation.splits.items():
             planned = await calls.plan_tasks(TaskPlan(tasks=directory, seed=config.seed, cursor=0, groups=None))
             for mode, temperature in evaluation.modes.items():
@@ -52,6 +55,15 @@ class Evaluation(Controlled):
                 self.show()
         return EvaluationResult(version=request.version, cells=self._cells)
 
+    async def _tell_parent(self) -> None:
+        """A streak of failures pauses the run that measures as well: it shows there, and a resume there goes on here."""
+        parent = workflow.info().parent
+        while parent:
+            await workflow.wait_condition(lambda: self.control.paused_by_failures)
+            run = workflow.get_external_workflow_handle(parent.workflow_id)
+            await run.signal("pause", PauseRequest(reason=self.control.pause_reason))
+            await workflow.wait_condition(lambda: not self.control.paused)
+
     @workflow.query(description="What has been measured and what is being measured.")
     def progress(self) -> Progress:
         paused = self.control.paused
@@ -70,7 +82,8 @@ class Evaluation(Controlled):
         )
 
     def show(self) -> None:
-        lines = ["| split | mode | reward | rollouts |", "|---|---|---|---|"]
+        lines = [f"**paused: {self.control.pause_reason}**\n"] if self.control.paused else []
+        lines += ["| split | mode | reward | rollouts |", "|---|---|---|---|"]
         for cell in self._cells:
             mean = cell.batch.reward_mean
             lines.append(f"| {cell.split} | {cell.mode} | {'–' if mean is None else f'{mean:.3f}'} | {cell.batch.started} |")

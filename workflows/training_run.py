@@ -8,6 +8,8 @@ Invariants:
 3. The batch is sealed before it is trained on, trained on before it is published.
 """
 
+from contextlib import suppress
+
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey
 from temporalio.exceptions import ApplicationError
@@ -24,10 +26,12 @@ with workflow.unsafe.imports_passed_through():
         ExtendRequest,
         InFlight,
         IterationSummary,
+        PauseRequest,
         Progress,
         RunResult,
         RunState,
         SearchAttribute,
+        StopRequest,
         TrainingRunInput,
         Workflow,
     )
@@ -163,6 +167,9 @@ class TrainingRun(Controlled):
         version = state.iteration
         if not config.evaluation.splits or any(cell.batch.version == version for cell in state.evaluations):
             return
+        await workflow.wait_condition(lambda: not self.control.paused or self.control.stop_now)
+        if self.control.stop_now:
+            return
         self._enter("evaluation")
         self._batch = None
         self._evaluation = await workflow.start_child_workflow(
@@ -174,6 +181,10 @@ class TrainingRun(Controlled):
             cancellation_type=ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED,
             static_summary=f"version {version} of {config.name}",
         )
+        if self.control.paused:  # asked for while the evaluation was being started
+            await self.pass_on("pause", PauseRequest(reason=self.control.pause_reason))
+        if self.control.stop_now:
+            await self.pass_on("stop", StopRequest(now=True))
         result = await self._evaluation
         self._evaluation = None
         state.evaluations += result.cells
@@ -188,7 +199,8 @@ class TrainingRun(Controlled):
 
     async def pass_on(self, signal: str, *requests: object) -> None:
         if self._evaluation:
-            await self._evaluation.signal(signal, args=list(requests))
+            with suppress(ApplicationError):  # it has ended, and we are about to hear of it
+                await self._evaluation.signal(signal, args=list(requests))
 
     @workflow.update(description="So many more iterations; returns how many there are in all.")
     def extend(self, request: ExtendRequest) -> int:

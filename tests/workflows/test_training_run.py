@@ -112,6 +112,33 @@ async def test_an_outage_pauses_the_run_and_says_so(stubs: StubActivities, start
     assert result.iterations[0].batch.completed == 13
 
 
+async def test_an_outage_during_an_evaluation_pauses_the_run_until_it_is_resumed(stubs: StubActivities, start: Start) -> None:
+    stubs.fail = lambda _: Cause.ENGINE_UNAVAILABLE
+    rollout = {**CONFIG["rollout"], "concurrency": 1, "max_attempts": 1, "pause_after_failures": 1}
+    handle = await start(rollout=rollout, training={"iterations": 0})
+    async with asyncio.timeout(30):
+        while not (await progress(handle)).paused:
+            await asyncio.sleep(0.05)
+    assert "1 rollouts in a row failed" in (await progress(handle)).phase
+    stubs.fail = lambda _: None
+    await handle.signal("resume")
+    (cell,) = (await handle.result()).evaluations
+    assert (cell.batch.failed, cell.batch.completed) == ({"engine_unavailable": 1}, 1)
+
+
+async def test_a_paused_run_begins_no_evaluation(stubs: StubActivities, start: Start) -> None:
+    stubs.gate.clear()
+    handle = await start(training={"iterations": 1}, warm_start={"tasks": "/demonstrations"})
+    await until(lambda: stubs.running == 2)
+    await handle.signal("pause", PauseRequest(reason="lunch"))
+    stubs.gate.set()
+    await until(lambda: stubs.published[-1:] == [1])
+    assert (await progress(handle)).phase == "paused: lunch"
+    assert [seal.batch for seal in stubs.sealed] == ["iteration=000000"]
+    await handle.signal("resume")
+    assert (await handle.result()).version == 2
+
+
 async def test_a_paused_run_starts_nothing_and_goes_on(stubs: StubActivities, start: Start) -> None:
     stubs.gate.clear()
     handle = await start(evaluation={"splits": {}})
