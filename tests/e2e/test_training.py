@@ -188,7 +188,7 @@ def test_a_run_can_be_started_by_the_temporal_cli_with_plain_json(stack: Stack, 
     assert json.loads(done.stdout)["result"]["version"] == 1
 
 
-def test_a_run_survives_the_death_of_its_worker_and_of_the_proxy(stack: Stack, trained: str) -> None:
+def test_a_run_survives_the_death_of_its_worker_its_proxy_and_its_trainer(stack: Stack, trained: str) -> None:
     stack.run("train", str(RECIPE), "--name", "crashed", "--detach", "--set", "training.iterations=3", "--set", "evaluation.splits={}")
 
     def in_the_middle_of(iteration: int) -> bool:
@@ -201,6 +201,7 @@ def test_a_run_survives_the_death_of_its_worker_and_of_the_proxy(stack: Stack, t
     until(lambda: in_the_middle_of(2), 120, "the middle of iteration 2")
     os.kill(stack.pid("proxy"), signal.SIGKILL)
     before = stack.finished_calls()
+    os.kill(stack.pid("trainer"), signal.SIGKILL)
     until(lambda: stack.progress("crashed").get("phase") == "finished", 180, "the end of the run")
 
     assert before <= stack.finished_calls()
