@@ -30,12 +30,14 @@ QUEUES = (QUEUE, SANDBOX_QUEUE, TRAINER_QUEUE)
 WORKFLOWS = (TrainingRun, Rollout, Evaluation)
 # Time to finish what is quick when it is asked to stop; harnesses go on without it.
 GRACE = timedelta(seconds=2)
+# A cancel reaches an activity with the answer to a heartbeat; so late at most.
+CANCEL_NOTICED = timedelta(seconds=4)
 
 
 def workers(client: Client, queues: Sequence[str], concurrency: int) -> list[Worker]:
     """A worker a queue. `concurrency` bounds the sandboxes' activities on this machine."""
     found: list[Worker] = []
-    common: dict[str, Any] = {"graceful_shutdown_timeout": GRACE}
+    common: dict[str, Any] = {"graceful_shutdown_timeout": GRACE, "max_heartbeat_throttle_interval": CANCEL_NOTICED}
     if QUEUE in queues:
         runner = SandboxedWorkflowRunner(
             restrictions=SandboxRestrictions.default.with_passthrough_modules("contracts", "pydantic", "workflows")
