@@ -120,6 +120,8 @@ def _temporal(home: Path, state: StackState, settings: Settings) -> Process:
     port, ui = state.port("temporal"), state.port("temporal_ui")
     argv = [_binary("temporal"), "server", "start-dev", "--db-filename", str(home / "temporal.db"), "--log-level", "warn"]
     argv += ["--port", str(port), "--ui-port", str(ui), "--ip", "127.0.0.1"]
+    # Half the server's CPU a rollout. Nothing is lost when it is killed; when the machine loses power, the last moments are, as a whole.
+    argv += ["--sqlite-pragma", "journal_mode=wal", "--sqlite-pragma", "synchronous=normal"]
 
     async def probe() -> bool:
         client = await connect(settings)
