@@ -235,4 +235,4 @@ class TrainingRun(Controlled):
         self.show()
 
     def show(self) -> None:
-        workflow.set_current_details(details.table(self.progress()))
+        workflow.set_current_details(details.page(self.progress(), self._config.description))

@@ -229,10 +229,12 @@ async def test_a_workflow_id_that_is_not_the_runs_name_is_refused(stubs: StubAct
 
 
 async def test_the_ui_shows_a_table_and_the_run_can_be_found(stubs: StubActivities, client: Client, start: Start) -> None:
-    handle = await start()
+    handle = await start(description="It learns to fly.")
     await handle.result()
     details = await handle.query("__temporal_workflow_metadata")
-    assert "| iteration | kind | reward |" in str(details)
+    page = str(details).replace("\N{NO-BREAK SPACE}", " ").replace(r"\xa0", " ")
+    assert "learns to fly" in page
+    assert "| iteration | kind | reward |" in page
     description = await handle.describe()
     attributes = {pair.key.name: pair.value for pair in description.typed_search_attributes}
     assert attributes["OpenForgePhase"] == "finished"
