@@ -6,6 +6,7 @@ import io
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from cli.reports import Cell, Report
 
@@ -50,6 +51,7 @@ def rewards(report: Report) -> bytes:
             x2, means, yerr=[low, high], color=colour, fmt="o", ms=5, lw=1.2, capsize=3, label=f"{split.replace('_', ' ')}, {mode}"
         )
     axes.set_xlabel("policy version")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("reward")
     top = max([1.0, *(cell.interval[1] for cell in report.cells)])
     axes.set_ylim(min(0.0, *(cell.interval[0] for cell in report.cells), 0.0) - 0.03, top + 0.05)
