@@ -15,6 +15,8 @@ from trainer.batches import Batch, BatchError
 
 # What these need is not in a trajectory: a critic's values, a greedy rollout's reward, the policy's full distribution, reward dimensions.
 _NEED_MORE = {"gae", "remax", "optimal_token_baseline", "tir_optimal_token_baseline", "gdpo"}
+# These need settings of their own, which a run's config does not have.
+_NEED_SETTINGS = {"bypass_mode", "dro"}
 _COMPARE_IN_GROUPS = {
     "grpo",
     "grpo_passk",
@@ -34,7 +36,7 @@ def check(config: TrainingConfig) -> None:
     estimators = sorted(set(map(_name, core_algos.ADV_ESTIMATOR_REGISTRY)) - _NEED_MORE)
     if config.advantage not in estimators:
         raise BatchError(f"training.advantage is {config.advantage!r}; allowed: {', '.join(estimators)}")
-    losses = sorted(core_algos.POLICY_LOSS_REGISTRY)
+    losses = sorted(set(core_algos.POLICY_LOSS_REGISTRY) - _NEED_SETTINGS)
     if config.policy_loss not in losses:
         raise BatchError(f"training.policy_loss is {config.policy_loss!r}; allowed: {', '.join(losses)}")
 

@@ -2,10 +2,12 @@
 
 Invariants:
 1. The manifest decides which files are read; every rollout in it is either used or counted in `left_out` under one reason.
-2. A rollout that failed (infrastructure, task) enters neither loss nor baseline. A truncated one does, if the config says so.
-3. Only tokens that the policy sampled are masked in; the recorded log-probabilities stay beside them.
+2. A file is the one that the manifest means: its digest is checked. A row that cannot be trained on is an error, not a guess.
+3. A rollout that failed (infrastructure, task) enters neither loss nor baseline. A truncated one does, if the config says so.
+4. Only tokens that the policy sampled are masked in; the recorded log-probabilities stay beside them.
 """
 
+import hashlib
 import io
 from collections import Counter
 from dataclasses import dataclass, field
@@ -128,12 +130,22 @@ def _reason(result: RolloutResult, train_on_truncated: bool, min_reward: float |
 def _rows(storage: Storage, result: RolloutResult) -> list[Row]:
     if result.trajectory is None:
         return []
+    path = result.trajectory.path
     try:
-        table = pq.read_table(io.BytesIO(storage.read(result.trajectory.path)), schema=TRAJECTORY_SCHEMA)
+        data = storage.read(path)
     except FileNotFoundError as error:
         raise BatchError(f"the manifest names a file that is not there: {error}") from error
-    return [
-        Row(0, record["prompt_ids"], record["response_ids"], record["response_mask"], record["logprobs"])
-        for record in table.to_pylist()
-        if record["trainable"] and any(record["response_mask"])
-    ]
+    if hashlib.sha256(data).hexdigest() != result.trajectory.digest:
+        raise BatchError(f"{storage.url(path)} is not the file that the manifest means: its digest differs")
+    rows = []
+    for record in pq.read_table(io.BytesIO(data), schema=TRAJECTORY_SCHEMA).to_pylist():
+        if not record["trainable"] or not any(record["response_mask"]):
+            continue
+        row = Row(0, record["prompt_ids"], record["response_ids"], record["response_mask"], record["logprobs"])
+        if not row.prompt_ids or not len(row.response_ids) == len(row.mask) == len(row.logprobs):
+            raise BatchError(
+                f"{storage.url(path)}, segment {record['segment']}: {len(row.prompt_ids)} prompt tokens, {len(row.response_ids)} response "
+                f"tokens, {len(row.mask)} in the mask, {len(row.logprobs)} log-probabilities"
+            )
+        rows.append(row)
+    return rows

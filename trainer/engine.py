@@ -23,7 +23,7 @@ class Engine:
 
     def __init__(self, weights: Path, method: TrainingConfig | SftConfig, *, max_row: int, total_steps: int = 1) -> None:
         from verl.trainer.config import CheckpointConfig
-        from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+        from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, PolicyLossConfig
         from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
         from verl.workers.utils.losses import ppo_loss, sft_loss
 
@@ -31,7 +31,6 @@ class Engine:
         on_gpu = torch.cuda.is_available()
         dtype = "bf16" if on_gpu else "fp32"
         budget = rows * max_row
-        self.tokens_budget = budget
         model = HFModelConfig(
             path=str(weights),
             use_remove_padding=False,
@@ -88,7 +87,7 @@ class Engine:
                 clip_ratio_low=method.clip_ratio,
                 clip_ratio_high=method.clip_ratio,
                 entropy_coeff=method.entropy_coeff,
-                policy_loss={"loss_mode": method.policy_loss},
+                policy_loss=PolicyLossConfig(loss_mode=method.policy_loss),
             )
             self._worker.set_loss_fn(partial(ppo_loss, config=actor))
 

@@ -4,7 +4,6 @@ A version is its directory of Hugging Face files plus `manifest.json`, which is 
 Tensors are float32 and `config.json` says so. A checkpoint's manifest is written last too; the newest two are kept.
 """
 
-import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -75,20 +74,19 @@ def tensor_names(directory: Path) -> list[str]:
     return sorted(names)
 
 
-def publishable(storage: Storage, run: str, parent: int, directory: Path, batch: bytes, result: UpdateResult) -> VersionManifest:
-    """Upload a directory as a version; the manifest last."""
+def publishable(storage: Storage, run: str, parent: int, directory: Path, batch_digest: str, result: UpdateResult) -> None:
+    """Upload a directory as a version that can be published; the manifest last."""
     prefix = version_prefix(run, result.version)
     manifest = VersionManifest(
         run=run,
         version=result.version,
         parent=parent,
-        batch_digest=hashlib.sha256(batch).hexdigest(),
+        batch_digest=batch_digest,
         files=storage.upload_directory(directory, prefix),
         tensors=tensor_names(directory),
         result=result,
     )
     storage.write(f"{prefix}/manifest.json", manifest.model_dump_json(indent=1).encode())
-    return manifest
 
 
 def save_checkpoint(storage: Storage, run: str, version: int, directory: Path, kind: str) -> None:
@@ -112,4 +110,5 @@ def fetch_checkpoint(storage: Storage, run: str, version: int, kind: str, work: 
     target = work / "checkpoint"
     shutil.rmtree(target, ignore_errors=True)
     storage.download_directory(prefix, target)
+    (target / "manifest.json").unlink()
     return target

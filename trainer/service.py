@@ -38,7 +38,7 @@ class Updates:
         threading.Thread(target=self._work, name="updates", daemon=True).start()
 
     def put(self, request: UpdateRequest) -> UpdateStatus:
-        """Start the update, unless it runs or has finished. One that failed starts again."""
+        """Start the update, unless it runs. One that failed starts again; one that has finished is found by the `Updater`."""
         key = (request.run, request.iteration)
         with self._lock:
             status = self._status.get(key)
@@ -63,7 +63,10 @@ class Updates:
             request = self._queue.get()
             status = self._carry_out(request)
             with self._lock:
-                self._status[(request.run, request.iteration)] = status
+                if status.state == "finished":  # the version in storage says so, and nothing else
+                    del self._status[(request.run, request.iteration)]
+                else:
+                    self._status[(request.run, request.iteration)] = status
             self._finished.labels(status.state).inc()
             self._running.dec()
 

@@ -1,11 +1,14 @@
 """One update from start to end: version n and a batch in, version n + 1 out.
 
 Invariants:
-1. An update is known by (run, iteration). If the version it makes is in storage, it is returned and nothing is done.
+1. An update is known by (run, iteration). If the version it makes is in storage, it is returned and nothing is done; one that was
+   made of another batch is an error, for version n + 1 comes from version n and one batch.
 2. Half-done work is never continued: the update starts again from version n as it is in storage (or in memory, untouched since).
 3. The version's manifest is the last object written.
 """
 
+import hashlib
+import math
 import random
 import shutil
 import time
@@ -17,10 +20,11 @@ from typing import Any
 import torch
 
 from contracts.config import SftConfig, TrainingConfig
+from contracts.identity import version_prefix
 from contracts.updates import UpdateRequest, UpdateResult
 from infra.storage import Storage
 from trainer import algorithms, export
-from trainer.batches import Batch, read_batch, read_manifest
+from trainer.batches import Batch, BatchError, read_batch, read_manifest
 from trainer.engine import Engine
 
 Report = Callable[[str, int, int], None]  # phase, step, steps
@@ -46,14 +50,19 @@ class Updater:
 
     def run(self, request: UpdateRequest, report: Report) -> UpdateResult:
         """Make the version, or find it. Raises BatchError for what will never succeed, other exceptions for what may."""
+        clock = _Clock()
+        manifest = read_manifest(self.storage, request.manifest)
+        digest = hashlib.sha256(self.storage.read(request.manifest)).hexdigest()
         found = export.find_version(self.storage, request.run, request.version)
         if found is not None and found.result is not None:
+            if found.batch_digest != digest:
+                where = self.storage.url(version_prefix(request.run, request.version))
+                raise RuntimeError(f"{where} was made of another batch: remove it to make it anew, or give the run another name")
             return found.result
-        clock = _Clock()
-        raw = self.storage.read(request.manifest)
-        manifest = read_manifest(self.storage, request.manifest)
         method = request.method
         if isinstance(method, TrainingConfig):
+            if request.temperature <= 0:
+                raise BatchError("sampling.temperature is 0: greedy answers have no probability to learn from")
             algorithms.check(method)
             options: dict[str, Any] = {"train_on_truncated": method.train_on_truncated, "min_group": algorithms.min_group(method)}
         else:
@@ -62,7 +71,7 @@ class Updater:
         batch = read_batch(self.storage, manifest, max_context=request.max_context, **options)
         base = export.fetch_version(self.storage, request.run, request.iteration, request.base_model, self.work)
         if not batch.rows:
-            return self._carry_over(request, base, batch, raw, clock)
+            return self._carry_over(request, base, batch, digest, clock)
         engine = self._engine(request, base, batch)
         clock.lap("load")
         try:
@@ -72,7 +81,7 @@ class Updater:
             else:
                 metrics = _reinforce(engine, batch, method, request, report, clock)
             report("save", 0, 0)
-            result = self._export(request, engine, base, batch, metrics, raw, clock)
+            result = self._export(request, engine, base, batch, metrics, digest, clock)
         except BaseException:
             self._warm = None
             raise
@@ -99,7 +108,7 @@ class Updater:
         base: Path,
         batch: Batch,
         metrics: dict[str, float],
-        raw: bytes,
+        digest: str,
         clock: "_Clock",
     ) -> UpdateResult:
         directory = self.work / "export"
@@ -118,33 +127,37 @@ class Updater:
             metrics=metrics,
             seconds=clock.laps,
         )
-        export.publishable(self.storage, request.run, request.iteration, directory, raw, result)
+        export.publishable(self.storage, request.run, request.iteration, directory, digest, result)
         return result
 
-    def _carry_over(self, request: UpdateRequest, base: Path, batch: Batch, raw: bytes, clock: "_Clock") -> UpdateResult:
-        """No row may teach: the next version is the last one again, and says why. The run goes on."""
+    def _carry_over(self, request: UpdateRequest, base: Path, batch: Batch, digest: str, clock: "_Clock") -> UpdateResult:
+        """No row may teach: the next version is the last one again, optimizer and all, and says why. The run goes on."""
         directory = self.work / "export"
         shutil.rmtree(directory, ignore_errors=True)
         shutil.copytree(base, directory, ignore=shutil.ignore_patterns("manifest.json"))
         clock.lap("export")
         result = UpdateResult(version=request.version, rows=0, rows_left_out=dict(batch.left_out), seconds=clock.laps)
-        export.publishable(self.storage, request.run, request.iteration, directory, raw, result)
+        state = export.fetch_checkpoint(self.storage, request.run, request.iteration, _settings(request), self.work)
+        if state is not None:
+            export.save_checkpoint(self.storage, request.run, request.version, state, _settings(request))
+        export.publishable(self.storage, request.run, request.iteration, directory, digest, result)
+        if self._warm and (self._warm.run, self._warm.version) == (request.run, request.iteration):
+            self._warm.version = request.version
         return result
 
 
 def _imitate(engine: Engine, batch: Batch, method: SftConfig, seed: int, report: Report) -> dict[str, float]:
     draw = random.Random(f"sft:{seed}")
-    steps, step, losses = _sft_steps(batch, method), 0, []
+    steps, collected = _sft_steps(batch, method), list[dict[str, float]]()
     for _ in range(method.epochs):
         order = list(range(len(batch.rows)))
         draw.shuffle(order)
         for start in range(0, len(order), method.batch_size):
-            metrics = engine.sft_step([batch.rows[place] for place in order[start : start + method.batch_size]])
-            losses.append(metrics["loss"])
-            step += 1
-            report("update", step, steps)
-    last = losses[-max(1, len(losses) // method.epochs) :]
-    return {"loss": sum(last) / len(last), "loss_first": losses[0], "steps": float(steps)}
+            collected.append(engine.sft_step([batch.rows[place] for place in order[start : start + method.batch_size]]))
+            report("update", len(collected), steps)
+    taken, metrics = _taken(collected)
+    last = taken[-max(1, len(taken) // method.epochs) :]
+    return metrics | {"loss": _mean(last, "loss"), "loss_first": taken[0]["loss"]}
 
 
 def _sft_steps(batch: Batch, method: SftConfig) -> int:
@@ -161,8 +174,7 @@ def _reinforce(
     estimates = algorithms.advantages(batch, method)
     clock.lap("advantages")
     draw = random.Random(f"rl:{request.seed}:{request.iteration}")
-    steps, step = method.epochs * -(-len(batch.rows) // method.mini_batch_size), 0
-    collected: list[dict[str, float]] = []
+    steps, collected = method.epochs * -(-len(batch.rows) // method.mini_batch_size), list[dict[str, float]]()
     for _ in range(method.epochs):
         order = list(range(len(batch.rows)))
         draw.shuffle(order)
@@ -177,14 +189,23 @@ def _reinforce(
                     entropy=method.entropy_coeff > 0,
                 )
             )
-            step += 1
-            report("update", step, steps)
+            report("update", len(collected), steps)
     clock.lap("update")
-    for key in ("loss", "grad_norm", "actor/pg_loss", "actor/pg_clipfrac", "actor/ppo_kl"):
-        values = [entry[key] for entry in collected if key in entry]
-        if values:
-            metrics[key.removeprefix("actor/")] = sum(values) / len(values)
-    return metrics | {"steps": float(steps)}
+    taken, counts = _taken(collected)
+    keys = ("loss", "grad_norm", "actor/pg_loss", "actor/pg_clipfrac", "actor/ppo_kl")
+    return metrics | counts | {key.removeprefix("actor/"): _mean(taken, key) for key in keys if key in taken[0]}
+
+
+def _taken(collected: list[dict[str, float]]) -> tuple[list[dict[str, float]], dict[str, float]]:
+    """The optimizer steps that veRL took, and their count: it leaves out one whose gradient is not finite. BatchError if none was."""
+    taken = [metrics for metrics in collected if math.isfinite(metrics["grad_norm"]) and math.isfinite(metrics["loss"])]
+    if not taken:
+        raise BatchError(f"none of {len(collected)} optimizer steps had a finite gradient")
+    return taken, {"steps": float(len(taken)), "steps_skipped": float(len(collected) - len(taken))}
+
+
+def _mean(collected: list[dict[str, float]], key: str) -> float:
+    return sum(metrics[key] for metrics in collected) / len(collected)
 
 
 def _agreement(batch: Batch, old: torch.Tensor, entropy: torch.Tensor) -> dict[str, float]:
@@ -204,8 +225,11 @@ def _agreement(batch: Batch, old: torch.Tensor, entropy: torch.Tensor) -> dict[s
 
 
 def _settings(request: UpdateRequest) -> str:
-    """What an engine was built for: another method, or other settings of it, needs another engine and a fresh optimizer."""
-    return f"{type(request.method).__name__}:{request.max_context}:{request.method.model_dump_json()}"
+    """What an engine was built for: another method, or other settings of it, needs another engine and a fresh optimizer.
+
+    How long the run goes on is not one of them.
+    """
+    return f"{type(request.method).__name__}:{request.max_context}:{request.method.model_dump_json(exclude={'iterations'})}"
 
 
 class _Clock:
