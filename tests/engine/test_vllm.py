@@ -1,5 +1,6 @@
 """Token-exactness against a real vLLM: what is recorded is what was sampled, and what is published is what is served."""
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -7,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from pydantic import SecretStr
 from temporalio.exceptions import ApplicationError
@@ -14,7 +16,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.harnesses import get_harness
 from activities.harnesses.base import HarnessContext
-from activities.policy.publish import publish_policy, tensor_names
+from activities.policy.publish import load, publish_policy, tensors
 from activities.sandboxes.base import SandboxSpec
 from activities.sandboxes.bubblewrap import BubblewrapBackend
 from contracts.config import HarnessConfig
@@ -60,7 +62,7 @@ def make_version(storage: Storage, model: Path, run: str, version: int, seed: in
     subprocess.run([TRAINER_PYTHON, script, directory, "--seed", str(seed)], check=True, capture_output=True, env={"OMP_NUM_THREADS": "1"})
     files = {file.name: storage.write(f"{version_prefix(run, version)}/{file.name}", file.read_bytes()) for file in directory.iterdir()}
     manifest = VersionManifest(
-        run=run, version=version, parent=0, files=files, tensors=tensor_names(directory), result=UpdateResult(version=version, rows=1)
+        run=run, version=version, parent=0, files=files, tensors=sorted(tensors(directory)), result=UpdateResult(version=version, rows=1)
     )
     storage.write(f"{version_prefix(run, version)}/manifest.json", manifest.model_dump_json().encode())
     return directory
@@ -149,14 +151,31 @@ async def test_weights_that_lack_a_tensor_or_differ_from_their_digest_never_reac
     shutil.copytree(tiny_model, other, dirs_exist_ok=True)
     script = (
         "import sys, torch; from safetensors.torch import load_file, save_file; path = sys.argv[1] + '/model.safetensors'\n"
-        "tensors = load_file(path); tensors['extra.weight'] = torch.zeros(1); save_file(tensors, path)"
+        "tensors = load_file(path); tensors |= {name: torch.zeros(1) for name in ('extra.weight', 'model.norm.weight')}\n"
+        "save_file(tensors, path)"
     )
     subprocess.run([TRAINER_PYTHON, "-c", script, other], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    with pytest.raises(ApplicationError, match=r"does not have the tensors of .*extra\.weight"):
+    with pytest.raises(ApplicationError, match=r"does not have the tensors of .*extra\.weight.*model\.norm\.weight"):
         await publish("bad", 1, other)
     with pytest.raises(ApplicationError, match="is not finished"):
         await publish("bad", 2, tiny_model)
     assert vllm.generate(PROMPT, max_tokens=1)["weight_versions"][0]["version"] == "run@0"  # type: ignore[index]
+
+
+async def test_an_engine_whose_load_failed_answers_only_after_the_next_has_succeeded(
+    publishing: Storage, vllm: Vllm, tiny_model: Path, tmp_path: Path
+) -> None:
+    async with httpx.AsyncClient(timeout=60) as client:
+        with pytest.raises(ApplicationError, match="answered 500") as caught:
+            await load(client, vllm.url, tmp_path / "nothing", "run@0")
+    assert not caught.value.non_retryable
+    waiting = asyncio.create_task(asyncio.to_thread(vllm.generate, PROMPT, temperature=0.0, max_tokens=2))
+    assert not (await asyncio.wait({waiting}, timeout=1))[0]
+    assert await publish("run", 0, tiny_model) == 1
+    choice = await waiting
+    (expected,) = reference_logprobs(tiny_model, [(PROMPT, choice["token_ids"])])  # type: ignore[list-item]
+    assert abs(choice["logprobs"]["content"][0]["logprob"] - expected[0]) < 1e-3  # type: ignore[index]
+    assert choice["weight_versions"][0]["version"] == "run@0"  # type: ignore[index]
 
 
 async def test_an_unknown_pool_names_those_that_exist(publishing: Storage, tiny_model: Path) -> None:
