@@ -8,6 +8,7 @@ What an agent left in `fs/` is hostile: no path is followed through a symbolic l
 """
 
 import asyncio
+import hashlib
 import json
 import os
 import shutil
@@ -244,7 +245,7 @@ class BubblewrapBackend(SandboxBackend):
             "pids": spec["pids"],
             "cpus": spec["cpus"],
             "file_size_mb": spec["file_size_mb"],
-            "cgroup": f"{sandbox}-{process}",
+            "cgroup": f"{sandbox}-{process}-{hashlib.sha256(str(run).encode()).hexdigest()[:8]}",  # two stacks may have one id each
             "proxy_socket": str(self._proxy_socket) if proxy and self._proxy_socket else None,
             "proxy_port": urlsplit(PROXY_URL).port,
         }

@@ -68,17 +68,16 @@ def run(job: Job) -> Job:
         execute(job, cgroup, info_r, info_w, block_r, block_w)
     os.close(info_w)
     os.close(block_r)
+    inner = read_child_pid(info_r)
     try:
-        if job["proxy_socket"]:
-            inner = read_child_pid(info_r)
-            if inner:
-                listener = listen_inside(inner, job["proxy_port"])
-                threading.Thread(target=forward, args=(listener, job["proxy_socket"]), daemon=True).start()
+        if inner and job["proxy_socket"]:
+            listener = listen_inside(inner, job["proxy_port"])
+            threading.Thread(target=forward, args=(listener, job["proxy_socket"]), daemon=True).start()
         os.write(block_w, b"x")
     except OSError as error:
-        os.kill(child, signal.SIGKILL)
+        os.kill(inner or child, signal.SIGKILL)
         note(f"the supervisor could not connect the sandbox to the proxy: {error}")
-    return watch(job, cgroup, child, stop_r, started)
+    return watch(job, cgroup, child, inner, stop_r, started)
 
 
 def execute(job: Job, cgroup: "Cgroup", info_r: int, info_w: int, block_r: int, block_w: int) -> None:
@@ -108,7 +107,7 @@ def execute(job: Job, cgroup: "Cgroup", info_r: int, info_w: int, block_r: int, 
     os._exit(127)
 
 
-def watch(job: Job, cgroup: "Cgroup", child: int, stop_r: int, started: float) -> Job:
+def watch(job: Job, cgroup: "Cgroup", child: int, inner: "int | None", stop_r: int, started: float) -> Job:
     """Wait for the end, the time limit, a request to stop, or (without a cgroup) too much memory."""
     deadline = started + job["timeout"]
     killed = ""
@@ -126,6 +125,9 @@ def watch(job: Job, cgroup: "Cgroup", child: int, stop_r: int, started: float) -
             if used > job["memory_mb"] and not killed:
                 killed = "memory"
         if killed:
+            if inner:  # the first process of the namespace: the kernel ends the rest. Bubblewrap ties it to its parent only later
+                with suppress(ProcessLookupError):
+                    os.kill(inner, signal.SIGKILL)
             os.kill(child, signal.SIGKILL)
             done, status, usage = os.wait4(child, 0)
             break

@@ -18,6 +18,7 @@ from activities.sandboxes.bubblewrap import BubblewrapBackend
 from contracts.failures import Cause, RolloutError
 from infra.settings import Settings
 
+SALT = f".{os.getpid()}"  # a fraction of a second, by which this session's processes are told from another's
 SPEC = SandboxSpec(
     id="box",
     owner={"run": "test"},
@@ -138,7 +139,7 @@ async def test_too_much_memory_ends_it_and_says_so(backend: BubblewrapBackend) -
 
 
 async def test_a_fork_bomb_is_bounded_and_dies_with_its_process(backend: BubblewrapBackend) -> None:
-    marker = "sleep 98765"
+    marker = f"sleep 98765{SALT}"
     text = await shell(backend, f"for i in $(seq 100); do {marker} & done; wait", timeout=3)
     assert "Resource temporarily unavailable" in text or "Cannot fork" in text or text == ""
     assert processes_with(marker) == []
@@ -150,7 +151,7 @@ async def test_a_file_cannot_grow_beyond_its_limit(backend: BubblewrapBackend) -
 
 
 async def test_time_ends_it_and_everything_it_started(backend: BubblewrapBackend) -> None:
-    marker = "sleep 87654"
+    marker = f"sleep 87654{SALT}"
     result = await backend.exec("box", ["bash", "-c", f"(setsid {marker} &) ; setsid nohup {marker} & {marker}"], timeout=1)
     assert result.timed_out
     assert result.exit_code is None
@@ -158,7 +159,7 @@ async def test_time_ends_it_and_everything_it_started(backend: BubblewrapBackend
 
 
 async def test_the_end_of_a_process_ends_what_it_left_running(backend: BubblewrapBackend) -> None:
-    marker = "sleep 76543"
+    marker = f"sleep 76543{SALT}"
     await shell(backend, f"(setsid {marker} >/dev/null 2>&1 &) ; exit 0")
     assert processes_with(marker) == []
 
@@ -195,11 +196,11 @@ async def test_starting_twice_runs_once(backend: BubblewrapBackend) -> None:
 
 
 async def test_a_killed_process_has_ended(backend: BubblewrapBackend) -> None:
-    await backend.start("box", "harness", ["sleep", "65432"], timeout=60)
+    await backend.start("box", "harness", ["sleep", f"65432{SALT}"], timeout=60)
     await backend.kill("box", "harness")
     status = await backend.status("box", "harness")
     assert status.state == "exited"
-    assert processes_with("sleep 65432") == []
+    assert processes_with(f"sleep 65432{SALT}") == []
 
 
 async def test_a_process_that_was_never_started_is_absent(backend: BubblewrapBackend) -> None:
@@ -208,16 +209,16 @@ async def test_a_process_that_was_never_started_is_absent(backend: BubblewrapBac
 
 async def test_destroy_ends_processes_and_removes_files(backend: BubblewrapBackend, tmp_path: Path) -> None:
     await shell(backend, "mkdir -p locked/in && chmod 000 locked")
-    await backend.start("box", "harness", ["sleep", "54321"], timeout=60)
+    await backend.start("box", "harness", ["sleep", f"54321{SALT}"], timeout=60)
     await backend.destroy("box")
     await backend.destroy("box")
-    assert processes_with("sleep 54321") == []
+    assert processes_with(f"sleep 54321{SALT}") == []
     assert not (tmp_path / "sandboxes" / "box").exists()
     assert await backend.list_sandboxes() == []
 
 
 async def test_the_key_is_not_on_disk_while_the_harness_runs(backend: BubblewrapBackend, tmp_path: Path) -> None:
-    await backend.start("box", "harness", ["sleep", "43210"], env={"KEY": "session-secret"}, timeout=60)
+    await backend.start("box", "harness", ["sleep", f"43210{SALT}"], env={"KEY": "session-secret"}, timeout=60)
     files = [path for path in (tmp_path / "sandboxes").rglob("*") if path.is_file()]
     assert files
     assert all(b"session-secret" not in path.read_bytes() for path in files)
