@@ -1,5 +1,6 @@
 """The `openforge` command."""
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -41,15 +42,25 @@ app.add_typer(tasks.app, name="tasks", help="Read and check task directories.", 
 app.add_typer(trajectories.app, name="trajectories", help="Look at what was recorded.", rich_help_panel="Data")
 
 
-def main(arguments: list[str] | None = None) -> Any:
-    """Run the command line. A user's mistake is told without a traceback, and ends with exit code 2."""
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and end the process. A user's mistake is told without a traceback, and ends with exit code 2."""
+    code = _run(arguments)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # the Temporal client's threads may touch the interpreter while it is being torn down, and abort the process
+
+
+def _run(arguments: list[str] | None) -> int:
     try:
-        return app(arguments)
+        app(arguments)
     except UserError as error:
         typer.secho(f"error: {error}", err=True, fg=typer.colors.RED)
-        sys.exit(2)
+        return 2
     except KeyboardInterrupt:
-        sys.exit(130)
+        return 130
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(bool(end.code))
+    return 0
 
 
 if __name__ == "__main__":

@@ -180,6 +180,7 @@ async def publish_policy(request: PublishRequest) -> Published:
         result_type=Published,
         task_queue=QUEUE,
         start_to_close_timeout=timedelta(minutes=30),
+        heartbeat_timeout=HEARTBEAT,
         retry_policy=OUTLAST,
         summary=f"version {request.version} to pool {request.engine}",
     )

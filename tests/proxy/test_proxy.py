@@ -283,7 +283,9 @@ def test_a_stream_whose_text_was_shown_is_given_up_rather_than_mixed(proxy: Prox
 
 def test_a_call_waits_for_weights_of_its_own_policy(proxy: Proxy, stub: StubEngine, member: int) -> None:
     stub.label = "another@4"
-    time.sleep(2.5)  # until the proxy has seen the label, which it looks at every two seconds
+    deadline = time.monotonic() + 20
+    while "another@4" not in proxy.admin.get("/readyz").text:  # it looks at the label every two seconds
+        assert time.monotonic() < deadline
     session, key = proxy.open(member)
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(Client(proxy.url, key).chat, [user("hi")])
