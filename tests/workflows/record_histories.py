@@ -17,7 +17,7 @@ from contracts.config import RunConfig
 from contracts.failures import Cause
 from contracts.runs import QUEUE, SANDBOX_QUEUE, TRAINER_QUEUE, TrainingRunInput, Workflow
 from infra.temporal import ensure_search_attributes
-from tests.support.processes import BASE_PYTHON
+from tests.support.processes import BASE_PYTHON, ROOT
 from tests.workflows.stubs import CONFIG, StubActivities
 from workflows.evaluation import Evaluation
 from workflows.rollout import Rollout
@@ -53,7 +53,7 @@ async def record() -> None:
 async def _save(client: Client, workflow_id: str) -> None:
     history = await client.get_workflow_handle(workflow_id).fetch_history()
     HISTORIES.mkdir(exist_ok=True)
-    text = re.sub(r"\d+@[\w.-]+", "worker", history.to_json())  # whose machine it was is nobody's business
+    text = re.sub(r"\d+@[\w.-]+", "worker", history.to_json()).replace(f"{ROOT}/", "")  # nothing of the machine
     (HISTORIES / f"{workflow_id.replace('/', '_').replace('=', '-')}.json").write_text(text + "\n")
 
 
