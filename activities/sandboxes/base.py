@@ -12,11 +12,17 @@ Invariants:
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
 PROXY_URL: Final = "http://127.0.0.1:8300"
 HOME: Final = "/home/agent"
+_SYSTEM: Final = frozenset({"usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "proc", "dev", "sys"})
+
+
+def lies_in_system(path: PurePosixPath) -> bool:
+    """Whether an absolute sandbox path lies in what a local sandbox shares with the host, read-only."""
+    return len(path.parts) > 1 and path.parts[1] in _SYSTEM
 
 
 @dataclass(frozen=True)

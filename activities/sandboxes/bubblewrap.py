@@ -34,6 +34,7 @@ from activities.sandboxes.base import (
     SandboxBackend,
     SandboxInfo,
     SandboxSpec,
+    lies_in_system,
 )
 from contracts.failures import Cause, RolloutError
 
@@ -41,9 +42,10 @@ SUPERVISOR: Final = Path(__file__).with_name("supervisor.py")
 OUTPUT_LIMIT: Final = 256 * 1024
 GET_LIMIT: Final = 64 * 1024 * 1024
 
-# Of the host's /etc, what programs need to start; nothing in it is particular to this host.
+# Of the host's /etc, what programs need to start; nothing in it is particular to this host, or secret: not all of /etc/ssl.
 SHARED_ETC: Final = (
-    "ssl",
+    "ssl/certs",
+    "ssl/openssl.cnf",
     "ca-certificates",
     "alternatives",
     "ld.so.cache",
@@ -58,7 +60,6 @@ OWN_ETC: Final = {
     "hosts": "127.0.0.1 localhost sandbox\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
-SYSTEM: Final = frozenset({"usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "proc", "dev", "sys"})
 
 # The same from the first rollout of a run, so that a repeated command prints the same.
 FIXED_ENV: Final = {
@@ -167,7 +168,7 @@ class BubblewrapBackend(SandboxBackend):
 
     async def wait(self, sandbox: str, process: str, timeout: float) -> ProcessStatus:
         run = self._run_dir(sandbox, process)
-        pid = _living(run)
+        pid = _living(run / "pid")
         if pid is not None:
             await _wait_for_exit(pid, timeout)
         return self._status(run)
@@ -179,16 +180,8 @@ class BubblewrapBackend(SandboxBackend):
 
     async def kill(self, sandbox: str, process: str) -> None:
         run = self._run_dir(sandbox, process)
-        pid = _living(run)
-        if pid is None:
-            return
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                return
-            if await _wait_for_exit(pid, 10):
-                return
+        await _end(_living(run / "pid"), signal.SIGTERM, signal.SIGKILL)
+        await _end(_living(run / "container"), signal.SIGKILL)  # lives on only where the supervisor was killed
 
     async def destroy(self, sandbox: str) -> None:
         directory = self._root / sandbox
@@ -275,7 +268,7 @@ class BubblewrapBackend(SandboxBackend):
             await asyncio.sleep(0.004)
 
     def _status(self, run: Path) -> ProcessStatus:
-        pid = _living(run)
+        pid = _living(run / "pid")
         end = _read_json(run / "exit.json")
         if end is not None:
             return ProcessStatus(
@@ -328,7 +321,8 @@ def _container(fs: Path, spec: dict[str, Any], cwd: str) -> list[str]:
             arguments += ["--ro-bind", str(host), str(host)]
     for name in SHARED_ETC:
         arguments += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-    arguments += ["--proc", "/proc", "--dev", "/dev"]
+    # Where the worker is root, the sandbox's user is root's id without its capabilities, and that alone may write kernel settings.
+    arguments += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"]
     for inside, host in spec["read_only"].items():
         arguments += ["--ro-bind", host, inside]
     return [*arguments, "--chdir", cwd]
@@ -347,7 +341,7 @@ class _Tree:
         pure = PurePosixPath(path)
         if not pure.is_absolute() or ".." in pure.parts:
             raise RolloutError(Cause.SANDBOX_IMAGE, f"{path!r} is not an absolute path without '..'")
-        if len(pure.parts) > 1 and pure.parts[1] in SYSTEM:
+        if lies_in_system(pure):
             raise RolloutError(Cause.SANDBOX_IMAGE, f"{path!r} lies in the host's read-only system and cannot be written locally")
         return pure.parts[1:]
 
@@ -385,8 +379,8 @@ class _Tree:
                 raise FileNotFoundError(f"{path} is reached through a symbolic link")
         try:
             descriptor = os.open(current, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            raise FileNotFoundError(path) from error
+        except OSError as error:  # not there, a directory, a socket, unreadable: whatever the agent left instead of a file
+            raise FileNotFoundError(f"{path} cannot be read: {error.strerror}") from error
         with os.fdopen(descriptor, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
@@ -403,10 +397,23 @@ class _Tree:
             _remove_tree(current)
 
 
-def _living(run: Path) -> int | None:
-    """Pid of the supervisor, if it is alive and not a later process of the same number."""
+async def _end(pid: int | None, *signals: signal.Signals) -> None:
+    """Send one signal after the other until the process has ended."""
+    if pid is None:
+        return
+    for number in signals:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return
+        if await _wait_for_exit(pid, 10):
+            return
+
+
+def _living(identity: Path) -> int | None:
+    """The pid in a supervisor's file, if that process is alive and not a later one of the same number."""
     try:
-        pid, started = (run / "pid").read_text().split()
+        pid, started = identity.read_text().split()
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError, ValueError):
         return None

@@ -5,6 +5,7 @@ It is a session of its own, so it outlives the worker that started it. RUN_DIR h
     job.json   what to run; read once and removed, because the environment in it holds the session's key
     lock       held while the supervisor lives: a second one for the same process gives up at once
     pid        "PID STARTTIME" of the supervisor, by which it is found again
+    container  the same of the container's first process, by which it is ended where the supervisor was killed
     stdout, stderr
     exit.json  how the process ended; written last, atomically
 
@@ -33,6 +34,7 @@ from typing import Any
 Job = dict[str, Any]
 
 CONNECT_PATIENCE = 60.0  # seconds that a connection waits for a proxy that is starting again
+END_PATIENCE = 60.0  # seconds for the kernel to end a killed namespace, which may be busy writing
 MEMORY_POLL = 0.25  # seconds between looks at the memory of the tree, where no cgroup can be had
 CGROUP_ROOT = "/sys/fs/cgroup"
 
@@ -69,6 +71,9 @@ def run(job: Job) -> Job:
     os.close(info_w)
     os.close(block_r)
     inner = read_child_pid(info_r)
+    container = os.pidfd_open(inner) if inner else None  # it waits for block_w, so the number is still its own
+    if inner:
+        write_atomically("container", f"{inner} {start_time(inner)}")
     try:
         if inner and job["proxy_socket"]:
             listener = listen_inside(inner, job["proxy_port"])
@@ -77,7 +82,7 @@ def run(job: Job) -> Job:
     except OSError as error:
         os.kill(inner or child, signal.SIGKILL)
         note(f"the supervisor could not connect the sandbox to the proxy: {error}")
-    return watch(job, cgroup, child, inner, stop_r, started)
+    return watch(job, cgroup, child, container, stop_r, started)
 
 
 def execute(job: Job, cgroup: "Cgroup", info_r: int, info_w: int, block_r: int, block_w: int) -> None:
@@ -107,7 +112,7 @@ def execute(job: Job, cgroup: "Cgroup", info_r: int, info_w: int, block_r: int, 
     os._exit(127)
 
 
-def watch(job: Job, cgroup: "Cgroup", child: int, inner: "int | None", stop_r: int, started: float) -> Job:
+def watch(job: Job, cgroup: "Cgroup", child: int, container: "int | None", stop_r: int, started: float) -> Job:
     """Wait for the end, the time limit, a request to stop, or (without a cgroup) too much memory."""
     deadline = started + job["timeout"]
     killed = ""
@@ -125,15 +130,14 @@ def watch(job: Job, cgroup: "Cgroup", child: int, inner: "int | None", stop_r: i
             if used > job["memory_mb"] and not killed:
                 killed = "memory"
         if killed:
-            if inner:  # the first process of the namespace: the kernel ends the rest. Bubblewrap ties it to its parent only later
-                with suppress(ProcessLookupError):
-                    os.kill(inner, signal.SIGKILL)
+            end(container)  # first: bubblewrap ties it to its parent only later
             os.kill(child, signal.SIGKILL)
             done, status, usage = os.wait4(child, 0)
             break
         wait = max(0.0, left) if cgroup.limits_memory else min(MEMORY_POLL, max(0.0, left))
         if select.select([stop_r], [], [], wait)[0] and any(b != signal.SIGCHLD for b in os.read(stop_r, 64)):
             killed = "asked"
+    end(container)
     code = os.waitstatus_to_exitcode(status)
     memory, oom = cgroup.peak_memory_mb(), cgroup.out_of_memory()
     cgroup.remove()
@@ -146,6 +150,16 @@ def watch(job: Job, cgroup: "Cgroup", child: int, inner: "int | None", stop_r: i
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
         "peak_memory_mb": memory or peak or usage.ru_maxrss / 1024,
     }
+
+
+def end(container: "int | None") -> None:
+    """Kill the first process of the pid namespace, by its pidfd, and wait: it ends after all others of the namespace have."""
+    if container is None:
+        return
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(container, signal.SIGKILL)
+    if not select.select([container], [], [], END_PATIENCE)[0]:
+        note(f"the sandbox's processes have not ended {END_PATIENCE:g} s after they were killed")
 
 
 class Cgroup:

@@ -73,12 +73,12 @@ def processes_with(marker: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("path", ["/root", str(Path.home()), "/var/log", "/etc/shadow", str(Path(__file__).parents[2])])
+@pytest.mark.parametrize("path", ["/root", str(Path.home()), "/var/log", "/etc/shadow", "/etc/ssl/private", str(Path(__file__).parents[2])])
 async def test_the_hosts_files_are_not_there(backend: BubblewrapBackend, path: str) -> None:
     assert "No such file" in await shell(backend, f"ls -d {path}")
 
 
-@pytest.mark.parametrize("path", ["/usr/x", "/usr/bin/x", "/etc/ssl/x"])
+@pytest.mark.parametrize("path", ["/usr/x", "/usr/bin/x", "/etc/ssl/certs/x"])
 async def test_the_system_cannot_be_written(backend: BubblewrapBackend, path: str) -> None:
     assert "Read-only file system" in await shell(backend, f"touch {path}")
 
@@ -86,6 +86,13 @@ async def test_the_system_cannot_be_written(backend: BubblewrapBackend, path: st
 async def test_it_is_not_root_and_cannot_make_namespaces(backend: BubblewrapBackend) -> None:
     assert (await shell(backend, "id -u")).strip() == "1000"
     assert "failed" in await shell(backend, "unshare -Ur true")
+
+
+async def test_no_setting_of_the_kernel_can_be_written(backend: BubblewrapBackend) -> None:
+    """Root's id without capabilities may write these by their mode alone: one of them names a program that the kernel runs as root."""
+    assert "core_pattern" in await shell(backend, "ls /proc/sys/kernel")
+    assert await shell(backend, "find /proc/sys -type f -writable") == ""
+    assert "Read-only file system" in await shell(backend, "exec 3>>/proc/sys/kernel/core_pattern")
 
 
 async def test_it_sees_its_own_processes_only(backend: BubblewrapBackend) -> None:
@@ -188,6 +195,13 @@ async def test_a_process_outlives_its_starter_and_is_found_again(backend: Bubble
     assert (await backend.logs("box", "harness", 100)).stdout == b"survived\n"
 
 
+async def test_many_left_behind_have_ended_when_a_command_returns(backend: BubblewrapBackend) -> None:
+    marker = f"sleep 21098{SALT}"
+    for _ in range(10):
+        await shell(backend, f"for i in $(seq 20); do (setsid {marker} >/dev/null 2>&1 &); done; exit 0")
+        assert processes_with(marker) == []
+
+
 async def test_starting_twice_runs_once(backend: BubblewrapBackend) -> None:
     for _ in range(2):
         await backend.start("box", "harness", ["bash", "-c", "echo run >> count"], timeout=20)
@@ -201,6 +215,15 @@ async def test_a_killed_process_has_ended(backend: BubblewrapBackend) -> None:
     status = await backend.status("box", "harness")
     assert status.state == "exited"
     assert processes_with(f"sleep 65432{SALT}") == []
+
+
+async def test_a_container_whose_supervisor_was_killed_has_ended(backend: BubblewrapBackend, tmp_path: Path) -> None:
+    await backend.start("box", "harness", ["sleep", f"32109{SALT}"], timeout=60)
+    pid, _ = (tmp_path / "sandboxes/box/run/harness/pid").read_text().split()
+    os.kill(int(pid), 9)
+    await backend.kill("box", "harness")
+    assert (await backend.status("box", "harness")).state == "absent"
+    assert processes_with(f"sleep 32109{SALT}") == []
 
 
 async def test_a_process_that_was_never_started_is_absent(backend: BubblewrapBackend) -> None:
@@ -246,6 +269,12 @@ async def test_a_path_that_cannot_be_written_is_refused(backend: BubblewrapBacke
 async def test_a_pipe_left_by_the_agent_does_not_block_reading(backend: BubblewrapBackend) -> None:
     await shell(backend, "mkfifo answer.txt")
     with pytest.raises(FileNotFoundError, match="not a regular file"):
+        await backend.get("box", "/app/answer.txt")
+
+
+async def test_a_socket_left_by_the_agent_is_no_file(backend: BubblewrapBackend) -> None:
+    await shell(backend, "python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"answer.txt\")'")
+    with pytest.raises(FileNotFoundError, match=r"/app/answer.txt cannot be read"):
         await backend.get("box", "/app/answer.txt")
 
 
