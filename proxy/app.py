@@ -174,9 +174,10 @@ def _health_routes(proxy: Proxy) -> APIRouter:
     @routes.get("/readyz")
     async def ready(response: Response) -> dict[str, Any]:
         """Ready means that sessions can be opened and calls recorded. Engines may come and go: calls wait for them."""
-        response.status_code = 200 if proxy.journal.healthy else 503
+        journal = await proxy.journal.check()
+        response.status_code = 200 if journal else 503
         engines = {name: {engine.url: engine.label for engine in pool.engines} for name, pool in proxy.pools.items()}
-        return {"journal": proxy.journal.healthy, "engines": engines}
+        return {"journal": journal, "engines": engines}
 
     @routes.get("/metrics")
     async def metrics() -> Response:

@@ -15,6 +15,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,13 @@ class Journal:
         self._writer.join()
         self._database.close()
 
+    async def check(self) -> bool:
+        """Whether writes succeed. After one that failed, a small one is tried."""
+        if not self.healthy:
+            with suppress(JournalUnavailableError):
+                await self._submit(lambda database: database.execute(f"PRAGMA user_version={_FORMAT}"))
+        return self.healthy
+
     async def open_session(self, session_id: str, opened: OpenSession) -> None:
         """Record a new session, or new terms of one that is there."""
         sql = "INSERT INTO sessions (id, opened) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET opened = excluded.opened"
@@ -179,7 +187,7 @@ class Journal:
                 self._attempt(job)
             database.execute("COMMIT")
             self.healthy = all(job.error is None for job in jobs)
-        except sqlite3.Error as error:
+        except Exception as error:  # whatever it is, the writer must live and those who wait must hear of it
             self.healthy = False
             if database.in_transaction:
                 database.execute("ROLLBACK")
@@ -193,6 +201,8 @@ class Journal:
         try:
             job.outcome = job.work(self._database)
         except Exception as error:
+            if not self._database.in_transaction:  # a full disk or a failed read ends the transaction, and with it the batch
+                raise
             self._database.execute("ROLLBACK TO job")
             job.error = error
         self._database.execute("RELEASE job")

@@ -52,7 +52,8 @@ class Rendering:
         try:
             self._renderer = create_renderer(load_tokenizer(str(tokenizer)), adapter.validate_python(settings))
         except ValidationError as error:
-            raise ValueError(f"the renderer configuration {settings} cannot be used: {error}") from error
+            reasons = "; ".join(str(problem["msg"]) for problem in error.errors())
+            raise ValueError(f"the renderer configuration {settings} cannot be used: {reasons}") from error
 
     @property
     def stop_token_ids(self) -> list[int]:
