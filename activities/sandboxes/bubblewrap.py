@@ -18,6 +18,7 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -181,7 +182,9 @@ class BubblewrapBackend(SandboxBackend):
     async def kill(self, sandbox: str, process: str) -> None:
         run = self._run_dir(sandbox, process)
         await _end(_living(run / "pid"), signal.SIGTERM, signal.SIGKILL)
-        await _end(_living(run / "container"), signal.SIGKILL)  # lives on only where the supervisor was killed
+        if not (run / "exit.json").exists():  # the supervisor was killed, and what it started may live on
+            for pid in [_living(run / "container"), *await asyncio.to_thread(_writing_to, run / "stdout")]:
+                await _end(pid, signal.SIGKILL)
 
     async def destroy(self, sandbox: str) -> None:
         directory = self._root / sandbox
@@ -418,6 +421,16 @@ def _living(identity: Path) -> int | None:
     except (FileNotFoundError, ProcessLookupError, ValueError):
         return None
     return int(pid) if fields[19] == started and fields[0] != "Z" else None
+
+
+def _writing_to(stdout: Path) -> list[int]:
+    """The processes whose standard output is this file."""
+    found = []
+    for descriptor in Path("/proc").glob("[0-9]*/fd/1"):
+        with suppress(OSError):
+            if descriptor.readlink() == stdout.resolve():
+                found.append(int(descriptor.parts[2]))
+    return found
 
 
 async def _wait_for_exit(pid: int, timeout: float) -> bool:

@@ -37,6 +37,7 @@ CONNECT_PATIENCE = 60.0  # seconds that a connection waits for a proxy that is s
 END_PATIENCE = 60.0  # seconds for the kernel to end a killed namespace, which may be busy writing
 MEMORY_POLL = 0.25  # seconds between looks at the memory of the tree, where no cgroup can be had
 CGROUP_ROOT = "/sys/fs/cgroup"
+NS_GET_USERNS = 0xB701  # ioctl_ns(2): the user namespace that owns a namespace
 
 
 def main(run_dir: str) -> int:
@@ -51,62 +52,72 @@ def main(run_dir: str) -> int:
     with open("job.json") as file:
         job = json.load(file)
     os.unlink("job.json")
+    stop_r = catch_signals()  # before it can be found and asked to stop
     write_atomically("pid", f"{os.getpid()} {start_time(os.getpid())}")
-    write_atomically("exit.json", json.dumps(run(job)))
+    write_atomically("exit.json", json.dumps(run(job, stop_r)))
     return 0
 
 
-def run(job: Job) -> Job:
-    started = time.monotonic()
-    cgroup = Cgroup(job["cgroup"], job["memory_mb"], job["pids"], job["cpus"])
+def catch_signals() -> int:
+    """A descriptor on which the number of every signal arrives."""
     stop_r, stop_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(stop_w)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
-    info_r, info_w = os.pipe2(0)
-    block_r, block_w = os.pipe2(0)
+    return stop_r
+
+
+def run(job: Job, stop_r: int) -> Job:
+    started = time.monotonic()
+    cgroup = Cgroup(job["cgroup"], job["memory_mb"], job["pids"], job["cpus"])
+    info_r, info_w = os.pipe2(os.O_CLOEXEC)
+    gate_r, gate_w = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
     if child == 0:
-        execute(job, cgroup, info_r, info_w, block_r, block_w)
+        execute(job, cgroup, info_w, gate_r)
     os.close(info_w)
-    os.close(block_r)
+    os.close(gate_r)
     inner = read_child_pid(info_r)
-    container = os.pidfd_open(inner) if inner else None  # it waits for block_w, so the number is still its own
-    if inner:
-        write_atomically("container", f"{inner} {start_time(inner)}")
+    container = identify(inner) if inner else None
     try:
         if inner and job["proxy_socket"]:
             listener = listen_inside(inner, job["proxy_port"])
             threading.Thread(target=forward, args=(listener, job["proxy_socket"]), daemon=True).start()
-        os.write(block_w, b"x")
-    except OSError as error:
-        os.kill(inner or child, signal.SIGKILL)
+        os.write(gate_w, b"go\n")
+    except OSError as error:  # or bubblewrap has failed, and says why itself
+        end(container)
         note(f"the supervisor could not connect the sandbox to the proxy: {error}")
     return watch(job, cgroup, child, container, stop_r, started)
 
 
-def execute(job: Job, cgroup: "Cgroup", info_r: int, info_w: int, block_r: int, block_w: int) -> None:
-    """In the child: enter the cgroup, set the limits that are inherited, become bubblewrap."""
+def execute(job: Job, cgroup: "Cgroup", info_w: int, gate_r: int) -> None:
+    """In the child: enter the cgroup, set the limits that are inherited, become bubblewrap.
+
+    The command waits for a line from the supervisor; one that dies before it has noted the container's first process says none,
+    and the command never starts. (A bubblewrap that dies with it may leave a child that waits for ever: `destroy` finds that.)
+    """
     try:
-        os.close(info_r)
-        os.close(block_w)
         cgroup.enter()
         size = job["file_size_mb"] * 1024 * 1024
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+        os.dup2(gate_r, 0)
         os.dup2(os.open("stdout", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 1)
         os.dup2(os.open("stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):  # Python ignores the last
             signal.signal(number, signal.SIG_DFL)
+        # Opened anew for both directions: without a reader, bubblewrap would give up halfway and leave its child waiting for it.
+        info = os.open(f"/proc/self/fd/{info_w}", os.O_RDWR)
+        os.set_inheritable(info, True)
         arguments = os.memfd_create("arguments", 0)  # not on the command line, where the sandbox could read the host's paths
         os.write(arguments, b"".join(text.encode() + b"\0" for text in job["arguments"]))
         os.lseek(arguments, 0, os.SEEK_SET)
-        argv = [job["bwrap"], "--args", str(arguments), "--info-fd", str(info_w), "--block-fd", str(block_r), "--"]
-        if not cgroup.limits_pids:
-            argv += ["/bin/sh", "-c", 'ulimit -u "$0"; exec "$@"', str(job["pids"])]
-        os.execve(argv[0], argv + job["argv"], job["env"])
+        # Set inside, where the user namespace counts its own processes only; dash and bash name the limit differently.
+        limit = "" if cgroup.limits_pids else '{ ulimit -u "$0" 2>/dev/null || ulimit -p "$0"; } && '
+        shell = ["/bin/sh", "-c", f'read -r go && {limit}exec "$@" </dev/null', str(job["pids"])]
+        argv = [job["bwrap"], "--args", str(arguments), "--info-fd", str(info), "--", *shell, *job["argv"]]
+        os.execve(argv[0], argv, job["env"])
     except BaseException as error:
         note(f"the supervisor could not start bubblewrap: {error}")
     os._exit(127)
@@ -150,6 +161,16 @@ def watch(job: Job, cgroup: "Cgroup", child: int, container: "int | None", stop_
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
         "peak_memory_mb": memory or peak or usage.ru_maxrss / 1024,
     }
+
+
+def identify(inner: int) -> "int | None":
+    """A pidfd of the container's first process, noted where it can be found again; none if bubblewrap has failed already."""
+    try:
+        container = os.pidfd_open(inner)
+        write_atomically("container", f"{inner} {start_time(inner)}")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return container
 
 
 def end(container: "int | None") -> None:
@@ -267,17 +288,17 @@ def listen_inside(pid: int, port: int) -> socket.socket:
 
 
 def join_network(pid: int) -> None:
-    """Join the network namespace of `pid`: directly as root, otherwise as the owner of its user namespace."""
+    """Join the network namespace of `pid`: directly as root, otherwise as the owner of the user namespace that made it.
+
+    That is not the one that `pid` is in: bubblewrap goes into a second one so that no further ones can be made.
+    """
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
 
-    def setns(kind: str) -> None:
-        descriptor = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY)
-        result = libc.setns(descriptor, 0)
-        os.close(descriptor)
-        if result != 0:
-            raise OSError(ctypes.get_errno(), f"setns {kind}: {os.strerror(ctypes.get_errno())}")
+    def join(namespace: int) -> None:
+        if libc.setns(namespace, 0) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     own = os.readlink("/proc/self/ns/net")
     deadline = time.monotonic() + 5
@@ -285,11 +306,12 @@ def join_network(pid: int) -> None:
         if time.monotonic() > deadline:
             raise OSError("the sandbox shares the host's network")
         time.sleep(0.001)
+    network = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
     try:
-        setns("net")
-    except OSError:
-        setns("user")
-        setns("net")
+        join(network)
+    except PermissionError:
+        join(fcntl.ioctl(network, NS_GET_USERNS))
+        join(network)
 
 
 def forward(listener: socket.socket, proxy_socket: str) -> None:
