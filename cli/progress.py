@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import suppress
 from urllib.parse import quote
 
 from rich.console import Console, Group
@@ -9,11 +10,11 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
-from temporalio.client import WorkflowExecutionStatus, WorkflowHandle
+from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError
 
 from cli.state import StackState
-from contracts.runs import Progress, RunResult
+from contracts.runs import Progress
 from infra.settings import Settings
 
 console = Console()
@@ -27,13 +28,27 @@ def link(state: StackState, settings: Settings, workflow: str) -> str:
     return f"{base}/namespaces/{settings.temporal_namespace}/workflows/{quote(workflow, safe='')}"
 
 
-async def follow(handle: "WorkflowHandle[object, RunResult]", name: str, url: str) -> None:
-    """Show the run until it ends."""
+async def ask(client: Client, name: str) -> Progress:
+    """The progress of a run or an evaluation; that of a run which is measuring itself shows its evaluation's rollouts.
+
+    Raises RPCError if there is none of this name, or no worker to answer.
+    """
+    found: Progress = await client.get_workflow_handle(name).query("progress", result_type=Progress)
+    if found.measuring:
+        with suppress(RPCError):  # it has not begun, or has ended
+            measured: Progress = await client.get_workflow_handle(found.measuring).query("progress", result_type=Progress)
+            return found.model_copy(update={"in_flight": measured.in_flight, "evaluations": found.evaluations + measured.evaluations})
+    return found
+
+
+async def follow(client: Client, name: str, url: str) -> None:
+    """Show the run, or the evaluation, until it ends."""
+    handle = client.get_workflow_handle(name)
     lines = _Lines()
     with Live(console=console, refresh_per_second=4, auto_refresh=console.is_terminal, transient=False) as live:
         while True:
             try:
-                progress = await handle.query("progress", result_type=Progress)
+                progress = await ask(client, name)
             except RPCError as error:
                 if console.is_terminal:
                     live.update(Text(f"waiting for a worker: {error.message}"))
@@ -116,7 +131,7 @@ class _Lines:
         for cell in progress.evaluations[self._cells :]:
             mean = "–" if cell.batch.reward_mean is None else f"{cell.batch.reward_mean:.3f}"
             self._say(f"evaluation of version {cell.batch.version}: {cell.split}, {cell.mode}: reward {mean} over {cell.batch.started}")
-        self._cells = len(progress.evaluations)
+        self._cells = max(self._cells, len(progress.evaluations))  # fewer for a moment, between an evaluation's end and its report
 
     def _say(self, text: str) -> None:
         console.print(f"{time.strftime('%H:%M:%S')} {text}", highlight=False, soft_wrap=True)

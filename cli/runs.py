@@ -28,7 +28,6 @@ from contracts.runs import (
     EvaluationResult,
     ExtendRequest,
     PauseRequest,
-    Progress,
     StopRequest,
     Workflow,
 )
@@ -52,17 +51,11 @@ async def _status(run: str | None, home: Path) -> None:
             view.add_row(execution.id, state, execution.start_time.astimezone().strftime("%Y-%m-%d %H:%M"))
         console.print(view)
         return
-    found = await _ask(run, home, "progress")
-    console.print(progress.panel(found, run, progress.link(read_state(home), settings, run)))
-
-
-async def _ask(run: str, home: Path, query: str) -> Progress:
-    client = await connect_or_explain(stack_settings(home))
     try:
-        found: Progress = await client.get_workflow_handle(run).query(query, result_type=Progress)
+        found = await progress.ask(client, run)
     except RPCError as error:
         raise _unknown(run, error) from None
-    return found
+    console.print(progress.panel(found, run, progress.link(read_state(home), settings, run)))
 
 
 def pause(run: Run, reason: Annotated[str, typer.Option(help="Shown in the UI.")] = "asked for", home: Home = DEFAULT_HOME) -> None:
@@ -137,8 +130,10 @@ async def _evaluate(run: str, version: int | None, home: Path) -> None:
         task_queue=QUEUE,
         result_type=EvaluationResult,
     )
-    with console.status(f"measuring version {chosen}: {progress.link(read_state(home), settings, handle.id)}"):
-        result = await handle.result()
+    link = progress.link(read_state(home), settings, handle.id)
+    console.print(f"measuring version {chosen}: {link}")
+    await progress.follow(client, handle.id, link)
+    result = await handle.result()
     view = Table("split", "mode", "reward", "rollouts", box=None)
     for cell in result.cells:
         mean = cell.batch.reward_mean

@@ -56,7 +56,7 @@ async def _train(recipe: Recipe, home: Path, settings: Settings, detach: bool) -
         console.print(f"'openforge status {name}' shows it; 'openforge train' with the same recipe attaches to it")
         return
     try:
-        await progress.follow(handle, name, link)
+        await progress.follow(client, name, link)
         result = await handle.result()
     except WorkflowFailureError as error:
         raise UserError(f"run {name} failed: {_root(error)}") from None

@@ -155,6 +155,7 @@ class Progress(Contract):
     in_flight: InFlight
     iterations_done: list[IterationSummary]
     evaluations: list[EvaluationSummary]
+    measuring: str = Field("", description="id of the evaluation in hand, which answers `progress` too")
     started_at: float
     paused: bool
     stopping: bool

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
-from temporalio.exceptions import ActivityError, ChildWorkflowError, FailureError, is_cancelled_exception
+from temporalio.exceptions import ChildWorkflowError, FailureError, is_cancelled_exception
 from temporalio.workflow import ChildWorkflowCancellationType, ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
@@ -19,7 +20,7 @@ with workflow.unsafe.imports_passed_through():
     from contracts.sessions import Sampling
     from contracts.updates import PublishRequest
     from workflows import calls
-    from workflows.control import Control
+    from workflows.control import Control, StoppedError
 
 RUN = SearchAttributeKey.for_keyword(SearchAttribute.RUN)
 BATCH = SearchAttributeKey.for_keyword(SearchAttribute.BATCH)
@@ -71,7 +72,7 @@ class Batch:
     async def run(self, version: int) -> BatchSummary:
         """Start every rollout as the window allows, wait for all, seal. `stop now` ends it early: what has begun is cancelled."""
         started = workflow.now()
-        watch = asyncio.create_task(self._watch_engines()) if self._publish else None
+        watch = asyncio.create_task(self._watch_engines(self._publish)) if self._publish else None
         try:
             for spec in self._specs:
                 await workflow.wait_condition(self._may_start)
@@ -92,7 +93,7 @@ class Batch:
         run, batch = self._specs[0].rollout.run, self.in_flight.batch
         ordered = sorted(self._results, key=lambda result: (result.rollout.group, result.rollout.member))
         request = SealBatch(run=run, batch=batch, version=version, started=self.in_flight.started, results=ordered)
-        summary = await calls.seal_batch(request)
+        summary = await self._control.insist(f"sealing {batch}", lambda: calls.seal_batch(request), self._changed)
         return summary.model_copy(update={"seconds": (workflow.now() - started).total_seconds()})
 
     def _may_start(self) -> bool:
@@ -137,21 +138,16 @@ class Batch:
             flight.reward_sum += result.reward
             flight.rewarded += 1
 
-    async def _watch_engines(self) -> None:
-        assert self._publish
+    async def _watch_engines(self, publish: PublishRequest) -> None:
         watched = timedelta()
-        while True:
-            interval = max(WATCH_ENGINES, watched / WATCHED_SHARE)
-            await workflow.sleep(interval)
-            watched += interval
-            await workflow.wait_condition(lambda: self.in_flight.running > 0)  # a pause of a week is not a week of looks
-            try:
-                await calls.publish_policy(self._publish)
-            except ActivityError as error:
-                if is_cancelled_exception(error):
-                    raise
-                self._control.pause(f"version {self._publish.version} cannot be published again: {error.__cause__}")
-                self._changed()
+        with suppress(StoppedError):
+            while True:
+                interval = max(WATCH_ENGINES, watched / WATCHED_SHARE)
+                await workflow.sleep(interval)
+                watched += interval
+                await workflow.wait_condition(lambda: self.in_flight.running > 0)  # a pause of a week is not a week of looks
+                what = f"publishing version {publish.version} again"
+                await self._control.insist(what, lambda: calls.publish_policy(publish), self._changed)
 
 
 def _ending(error: BaseException) -> Ending:

@@ -1,11 +1,25 @@
-"""Pause, resume, stop and the size of the window: the messages that a run and an evaluation both take."""
+"""Pause, resume, stop and the size of the window: the messages that a run and an evaluation both take.
+
+What fails for good pauses too, and is tried again on resume: nothing that a person can mend ends a run.
+"""
+
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from temporalio import workflow
+from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from contracts.failures import Blame, Outcome, blame
     from contracts.rollouts import RolloutResult
     from contracts.runs import ConcurrencyRequest, PauseRequest, StopRequest
+
+
+Result = TypeVar("Result")
+
+
+class StoppedError(Exception):
+    """A person has stopped the run while a step that it needs was failing."""
 
 
 class Control:
@@ -29,8 +43,11 @@ class Control:
             return
         self._streak += 1
         if self._streak >= self._pause_after:
-            self.paused_by_failures = True
-            self.pause(f"{self._streak} rollouts in a row failed, the last one by {cause.value}: {result.ending.message[:200]}")
+            self._give_up(f"{self._streak} rollouts in a row failed, the last one by {cause.value}: {result.ending.message[:200]}")
+
+    def _give_up(self, reason: str) -> None:
+        self.paused_by_failures = True
+        self.pause(reason)
 
     def pause(self, reason: str) -> None:
         self.paused, self.pause_reason = True, reason
@@ -41,6 +58,24 @@ class Control:
     def stop(self, now: bool) -> None:
         self.stopping = True
         self.stop_now = self.stop_now or now
+
+    async def insist(self, what: str, step: Callable[[], Coroutine[Any, Any, Result]], changed: Callable[[], None]) -> Result:
+        """Carry out a step without which the run cannot go on.
+
+        Where its activity fails for good (what is merely away it outlasts itself), the run pauses and says why: a person mends it and
+        resumes, and the step is asked for again; a failed run could not go on. Raises StoppedError if the answer is `stop now`.
+        """
+        while True:
+            try:
+                return await step()
+            except ActivityError as error:
+                if is_cancelled_exception(error):
+                    raise
+                self._give_up(f"{what} failed: {error.__cause__ or error}")
+            changed()
+            await workflow.wait_condition(lambda: not self.paused or self.stop_now)
+            if self.stop_now:
+                raise StoppedError
 
 
 class Controlled:
@@ -74,6 +109,11 @@ class Controlled:
             await self.pass_on("stop", request)
 
     @workflow.update(description="How many rollouts run at once.")
-    def set_concurrency(self, request: ConcurrencyRequest) -> int:
+    async def set_concurrency(self, request: ConcurrencyRequest) -> int:
         self.control.concurrency = request.rollouts
+        await self.pass_on("follow_concurrency", request)
         return request.rollouts
+
+    @workflow.signal(description="What a run passes on to its evaluation: how many rollouts run at once.")
+    def follow_concurrency(self, request: ConcurrencyRequest) -> None:
+        self.control.concurrency = request.rollouts

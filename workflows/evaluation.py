@@ -4,6 +4,8 @@ Every task of a split is tried `rollouts_per_task` times, in the order of its na
 """
 
 import asyncio
+from contextlib import suppress
+from functools import partial
 
 from temporalio import workflow
 
@@ -14,7 +16,7 @@ with workflow.unsafe.imports_passed_through():
     from contracts.updates import PublishRequest
     from workflows import calls
     from workflows.batch import Batch, rollout_specs
-    from workflows.control import Control, Controlled
+    from workflows.control import Control, Controlled, StoppedError
 
 
 @workflow.defn(name=Workflow.EVALUATION)
@@ -32,12 +34,18 @@ class Evaluation(Controlled):
 
     @workflow.run
     async def run(self, request: EvaluationInput) -> EvaluationResult:
-        config, evaluation = request.config, request.config.evaluation
-        publish = PublishRequest(run=config.name, version=request.version, base_model=config.policy.model)
-        await calls.publish_policy(publish)
         self._telling = asyncio.create_task(self._tell_parent())
+        with suppress(StoppedError):
+            await self._measure(request)
+        return EvaluationResult(version=request.version, cells=self._cells)
+
+    async def _measure(self, request: EvaluationInput) -> None:
+        config, evaluation, insist = request.config, request.config.evaluation, self.control.insist
+        publish = PublishRequest(run=config.name, version=request.version, base_model=config.policy.model)
+        await insist(f"publishing version {request.version}", lambda: calls.publish_policy(publish), self.show)
         for split, directory in evaluation.splits.items():
-            planned = await calls.plan_tasks(TaskPlan(tasks=directory, seed=config.seed, cursor=0, groups=None))
+            plan = TaskPlan(tasks=directory, seed=config.seed, cursor=0, groups=None)
+            planned = await insist("planning tasks", partial(calls.plan_tasks, plan), self.show)
             for mode, temperature in evaluation.modes.items():
                 if self.control.stop_now:
                     break
@@ -53,7 +61,6 @@ class Evaluation(Controlled):
                 self._batch = Batch(self.control, specs, publish, self.show)
                 self._cells.append(EvaluationSummary(split=split, mode=mode, batch=await self._batch.run(request.version)))
                 self.show()
-        return EvaluationResult(version=request.version, cells=self._cells)
 
     async def _tell_parent(self) -> None:
         """A streak of failures pauses the run that measures as well: it shows there, and a resume there goes on here."""

@@ -38,7 +38,7 @@ with workflow.unsafe.imports_passed_through():
     from contracts.updates import PublishRequest, UpdateRequest, UpdateResult
     from workflows import calls, details
     from workflows.batch import Batch, rollout_specs
-    from workflows.control import Control, Controlled
+    from workflows.control import Control, Controlled, StoppedError
 
 ITERATION = SearchAttributeKey.for_int(SearchAttribute.ITERATION)
 PHASE = SearchAttributeKey.for_keyword(SearchAttribute.PHASE)
@@ -80,6 +80,13 @@ class TrainingRun(Controlled):
                 )
             self._enter("preflight")
             state.harness_version = await calls.preflight(config)
+        with suppress(StoppedError):
+            await self._iterations()
+        self._enter("finished")
+        return RunResult(run=config.name, version=state.iteration, iterations=state.iterations, evaluations=state.evaluations)
+
+    async def _iterations(self) -> None:
+        config, state = self._config, self._state
         first_rl = int(config.warm_start is not None)
         while not self.control.stopping and state.iteration < self._last:
             if state.iteration == first_rl:
@@ -92,8 +99,6 @@ class TrainingRun(Controlled):
                 self._hand_on()
         if not self.control.stop_now:
             await self._evaluate()
-        self._enter("finished")
-        return RunResult(run=config.name, version=state.iteration, iterations=state.iterations, evaluations=state.evaluations)
 
     @property
     def _last(self) -> int:
@@ -110,9 +115,9 @@ class TrainingRun(Controlled):
         if warm:
             plan = TaskPlan(tasks=warm.tasks, seed=config.seed, cursor=0, groups=None)
         else:
-            await calls.publish_policy(publish)
+            await self._publish(publish)
             plan = TaskPlan(tasks=config.tasks, seed=config.seed, cursor=state.cursor, groups=config.rollout.groups)
-        planned = await calls.plan_tasks(plan)
+        planned = await self.control.insist("planning tasks", lambda: calls.plan_tasks(plan), self.show)
         specs = rollout_specs(
             config,
             iteration_batch(number),
@@ -128,7 +133,7 @@ class TrainingRun(Controlled):
             return
         update = await self._update(batch)
         self._enter("publish")
-        await calls.publish_policy(publish.model_copy(update={"version": update.version}))
+        await self._publish(publish.model_copy(update={"version": update.version}))
         state.cursor += 0 if warm else config.rollout.groups
         state.iteration = update.version
         seconds = (workflow.now() - started).total_seconds()
@@ -148,18 +153,20 @@ class TrainingRun(Controlled):
     async def _update(self, batch: BatchSummary) -> UpdateResult:
         config, warm = self._config, self._config.warm_start if self._state.iteration == 0 else None
         self._enter("imitation" if warm else "update")
-        return await calls.update_policy(
-            UpdateRequest(
-                run=config.name,
-                iteration=self._state.iteration,
-                manifest=batch.manifest,
-                base_model=config.policy.model,
-                seed=config.seed,
-                max_context=config.policy.max_context,
-                temperature=config.rollout.sampling.temperature,
-                method=warm.sft if warm else config.training,
-            )
+        request = UpdateRequest(
+            run=config.name,
+            iteration=self._state.iteration,
+            manifest=batch.manifest,
+            base_model=config.policy.model,
+            seed=config.seed,
+            max_context=config.policy.max_context,
+            temperature=config.rollout.sampling.temperature,
+            method=warm.sft if warm else config.training,
         )
+        return await self.control.insist(f"the update of version {request.iteration}", lambda: calls.update_policy(request), self.show)
+
+    async def _publish(self, request: PublishRequest) -> None:
+        await self.control.insist(f"publishing version {request.version}", lambda: calls.publish_policy(request), self.show)
 
     async def _evaluate(self) -> None:
         """Measure the current version, once."""
@@ -224,6 +231,7 @@ class TrainingRun(Controlled):
             in_flight=self._batch.in_flight if self._batch else InFlight(),
             iterations_done=self._state.iterations,
             evaluations=self._state.evaluations,
+            measuring=self._evaluation.id if self._evaluation else "",
             started_at=self._state.started_at,
             paused=self.control.paused,
             stopping=self.control.stopping,

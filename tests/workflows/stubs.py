@@ -40,12 +40,16 @@ CONFIG: dict[str, Any] = {
 
 @dataclass
 class StubActivities:
-    """What happened, and what is to happen: `fail` names the cause of an attempt, `gate` holds harnesses back, `hold` an activity."""
+    """What happened, and what is to happen: `fail` names the cause of an attempt, `gate` holds harnesses back, `hold` an activity.
+
+    What is in `broken` fails for good, and can be mended.
+    """
 
     fail: Callable[[Attempt], Cause | None] = lambda _: None
     harness: HarnessEnd = field(default_factory=lambda: HarnessEnd(exit_code=0, seconds=0.1))
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     hold: dict[Activity, asyncio.Event] = field(default_factory=dict)
+    broken: set[Activity] = field(default_factory=set)
     reached: Counter[Activity] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
     running: int = 0
@@ -64,6 +68,8 @@ class StubActivities:
         self.reached[name] += 1
         if name in self.hold:
             await self.hold[name].wait()
+        if name in self.broken:
+            raise ApplicationError(f"{name} is broken", non_retryable=True)
 
     @property
     def all(self) -> list[Callable[..., Any]]:
@@ -80,6 +86,7 @@ class StubActivities:
 
     @activity.defn(name=Activity.PLAN_TASKS)
     async def plan_tasks(self, plan: TaskPlan) -> PlannedTasks:
+        await self._reach(Activity.PLAN_TASKS)
         self.plans.append(plan)
         places = range(plan.cursor, plan.cursor + (plan.groups or 2))
         tasks = [TaskRef(name=f"{plan.tasks}/{place}", path=f"{plan.tasks}/{place}", digest="") for place in places]
@@ -123,6 +130,7 @@ class StubActivities:
 
     @activity.defn(name=Activity.SEAL_BATCH)
     async def seal_batch(self, request: SealBatch) -> BatchSummary:
+        await self._reach(Activity.SEAL_BATCH)
         self.sealed.append(request)
         ledger = Ledger.of(request.results, request.started)
         manifest = Manifest(run=request.run, batch=request.batch, version=request.version, ledger=ledger, results=request.results)
@@ -130,10 +138,12 @@ class StubActivities:
 
     @activity.defn(name=Activity.UPDATE_POLICY)
     async def update_policy(self, request: UpdateRequest) -> UpdateResult:
+        await self._reach(Activity.UPDATE_POLICY)
         self.trained.append(request)
         return UpdateResult(version=request.version, rows=4, seconds={"update": 0.1})
 
     @activity.defn(name=Activity.PUBLISH_POLICY)
     async def publish_policy(self, request: PublishRequest) -> Published:
+        await self._reach(Activity.PUBLISH_POLICY)
         self.published.append(request.version)
         return Published(version=request.version, engines=1, loaded=1, seconds=0.1)

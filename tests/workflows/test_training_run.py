@@ -10,7 +10,17 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowUpdateFailed
 from contracts.config import RunConfig
 from contracts.failures import Cause, Limit, Outcome
 from contracts.rollouts import HarnessEnd
-from contracts.runs import QUEUE, ConcurrencyRequest, ExtendRequest, PauseRequest, Progress, StopRequest, TrainingRunInput, Workflow
+from contracts.runs import (
+    QUEUE,
+    Activity,
+    ConcurrencyRequest,
+    ExtendRequest,
+    PauseRequest,
+    Progress,
+    StopRequest,
+    TrainingRunInput,
+    Workflow,
+)
 from tests.workflows.conftest import Start
 from tests.workflows.stubs import CONFIG, StubActivities
 
@@ -124,6 +134,54 @@ async def test_an_outage_during_an_evaluation_pauses_the_run_until_it_is_resumed
     await handle.signal("resume")
     (cell,) = (await handle.result()).evaluations
     assert (cell.batch.failed, cell.batch.completed) == ({"engine_unavailable": 1}, 1)
+
+
+NEEDED = [Activity.PLAN_TASKS, Activity.SEAL_BATCH, Activity.UPDATE_POLICY, Activity.PUBLISH_POLICY]
+
+
+@pytest.mark.parametrize("step", NEEDED)
+@pytest.mark.parametrize("evaluation", [{"splits": {}}, CONFIG["evaluation"]], ids=["run", "evaluation"])
+async def test_a_step_that_fails_for_good_pauses_the_run_until_it_is_mended(
+    stubs: StubActivities, start: Start, step: Activity, evaluation: dict[str, Any]
+) -> None:
+    stubs.broken = {step}
+    handle = await start(training={"iterations": 1}, evaluation=evaluation)
+    async with asyncio.timeout(30):
+        while not (await progress(handle)).paused:
+            await asyncio.sleep(0.05)
+    assert f"failed: {step} is broken" in (await progress(handle)).phase
+    assert stubs.reached[step] == 1
+    await handle.signal("resume")
+    await until(lambda: stubs.reached[step] == 2)
+    async with asyncio.timeout(30):
+        while not (await progress(handle)).paused:
+            await asyncio.sleep(0.05)
+    stubs.broken = set()
+    await handle.signal("resume")
+    assert (await handle.result()).version == 1
+    assert [request.iteration for request in stubs.trained] == [0]
+
+
+@pytest.mark.parametrize("step", NEEDED)
+async def test_a_run_whose_step_fails_can_be_stopped(stubs: StubActivities, start: Start, step: Activity) -> None:
+    stubs.broken = {step}
+    handle = await start(training={"iterations": 2}, evaluation={"splits": {}})
+    async with asyncio.timeout(30):
+        while not (await progress(handle)).paused:
+            await asyncio.sleep(0.05)
+    await handle.signal("stop", StopRequest(now=True))
+    assert (await handle.result()).version == 0
+
+
+async def test_an_evaluation_follows_the_window_of_its_run(stubs: StubActivities, start: Start) -> None:
+    stubs.gate.clear()
+    handle = await start(rollout={**CONFIG["rollout"], "concurrency": 1})
+    await until(lambda: stubs.running == 1)
+    await handle.execute_update("set_concurrency", ConcurrencyRequest(rollouts=2), result_type=int)
+    await until(lambda: stubs.running == 2)
+    assert stubs.sealed == []
+    stubs.gate.set()
+    assert (await handle.result()).version == 2
 
 
 async def test_a_paused_run_begins_no_evaluation(stubs: StubActivities, start: Start) -> None:
