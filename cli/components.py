@@ -99,7 +99,9 @@ def _vllm(state: StackState, recipe: Recipe) -> Process:
     }
     if not has_gpu():
         argv += ["--enforce-eager", "--num-gpu-blocks-override", "512", "--worker-extension-cls", "vllm_cpu_reload.CpuReload"]
+        argv += ["--distributed-executor-backend", "uni"]  # a worker process of its own spins on its queue and takes half the machine
         env |= {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # or the choice above is overruled, lest OMP be set up badly; here it is set up
             "PYTHONPATH": str(ENGINE_EXTENSION),
             "TORCH_COMPILE_DISABLE": "1",  # compiling makes the first request wait half a minute
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -16,6 +16,7 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "PYTHONPATH": str(ROOT / "infra/engine"),
 }
 
@@ -50,7 +51,7 @@ def vllm_server(model: Path, log: Path, *, max_model_len: int = 4096) -> Iterato
         "--model", model, "--served-model-name", "policy", "--host", "127.0.0.1", "--port", str(port),
         "--dtype", "float32", "--max-model-len", str(max_model_len), "--max-num-seqs", "64", "--enforce-eager",
         "--num-gpu-blocks-override", "512", "--enable-scale-out",
-        "--worker-extension-cls", "vllm_cpu_reload.CpuReload",
+        "--worker-extension-cls", "vllm_cpu_reload.CpuReload", "--distributed-executor-backend", "uni",
     ]  # fmt: skip
     with running(command, f"http://127.0.0.1:{port}", log, ready="/health", seconds=300, environment=ENVIRONMENT) as server:
         yield Vllm(server, model)
