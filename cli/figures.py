@@ -96,7 +96,7 @@ def page(report: Report, picture: bytes) -> str:
 
 ITERATION_HEAD = [
     "iteration", "kind", "reward", "completed", "truncated", "failed", "attempts", "calls", "tokens sampled", "trained rows",
-    "harness s", "other s", "update s", "log-prob difference",
+    "batch s", "update s", "harness s a rollout", "other s a rollout", "log-prob difference",
 ]  # fmt: skip
 
 
@@ -107,8 +107,8 @@ def _iteration_row(report: Report, place: int) -> list[str]:
     failed = ", ".join(f"{count} {cause}" for cause, count in batch.failed.items()) or "0"
     harness = batch.phases.get("harness", 0.0)
     row = [str(entry.number), entry.kind, mean, str(batch.completed), str(batch.truncated), failed, str(batch.attempts), str(batch.calls)]
-    row += [f"{batch.response_tokens:,}", str(update["rows"]) if update else "–", f"{harness:.2f}"]
-    row += [f"{sum(batch.phases.values()) - harness:.2f}", f"{sum(update['seconds'].values()):.1f}" if update else "–"]
+    row += [f"{batch.response_tokens:,}", str(update["rows"]) if update else "–", f"{batch.seconds:.0f}"]
+    row += [f"{sum(update['seconds'].values()):.1f}" if update else "–", f"{harness:.2f}", f"{sum(batch.phases.values()) - harness:.2f}"]
     difference = update["metrics"].get("logprob_diff_max") if update else None
     return [*row, "–" if difference is None else f"{difference:.1e}"]
 

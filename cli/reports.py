@@ -88,17 +88,21 @@ class Written:
         lines = [f"run {report.run}: {len(report.iterations)} iterations with {report.harness}"]
         lines.append("outcomes: " + ", ".join(f"{count} {outcome}" for outcome, count in report.outcomes.items()))
         if report.comparisons:
-            lines.append("before and after on the same tasks (95 % intervals):")
-        lines += [
-            f"  {entry.split}, {entry.mode}: {_cell(entry.before)} → {_cell(entry.after)}, "
-            f"difference {entry.difference:+.3f} [{entry.interval[0]:+.3f}, {entry.interval[1]:+.3f}] on {entry.tasks} tasks"
-            for entry in report.comparisons
-        ]
+            first = report.comparisons[0]
+            versions = f"version {first.before.version} against {first.after.version}"
+            lines.append(f"mean reward and 95 % interval, {versions}, on the same tasks:")
+            lines.append(f"  {'':22}{'before':21}{'after':21}{'difference':25}rollouts")
+        for entry in report.comparisons:
+            rollouts = f"{entry.before.rollouts} + {entry.after.rollouts}"
+            name = f"{entry.split}, {entry.mode}"
+            cells = f"{_cell(entry.before.mean, entry.before.interval):21}{_cell(entry.after.mean, entry.after.interval):21}"
+            lines.append(f"  {name:21} {cells}{_cell(entry.difference, entry.interval, '+'):25}{rollouts}")
         return "\n".join(lines)
 
 
-def _cell(cell: Cell) -> str:
-    return f"{cell.mean:.3f} [{cell.interval[0]:.3f}, {cell.interval[1]:.3f}] (n={cell.rollouts})"
+def _cell(mean: float, interval: Interval, sign: str = "") -> str:
+    low, high = interval
+    return f"{mean:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
 
 
 def collect(storage: Storage, run: str) -> Report:

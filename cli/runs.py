@@ -210,7 +210,7 @@ def report(
         console.print_json(json.dumps(reports.collect(storage, run).as_dict()))
         return
     written = reports.write(storage, run, out or Path("reports") / run)
-    console.print(written.text())
+    console.print(written.text(), soft_wrap=True, highlight=False)
     console.print(f"report: {written.directory}/report.html")
 
 

@@ -51,7 +51,7 @@ async def _train(recipe: Recipe, home: Path, settings: Settings, detach: bool) -
     name = recipe.config.name
     handle = await _start(client, recipe, settings)
     link = progress.link(read_state(home), settings, name)
-    console.print(f"run [bold]{name}[/]: {link}")
+    console.print(f"run [bold]{name}[/]: {link}", soft_wrap=True)
     if detach:
         console.print(f"'openforge status {name}' shows it; 'openforge train' with the same recipe attaches to it")
         return
@@ -64,8 +64,8 @@ async def _train(recipe: Recipe, home: Path, settings: Settings, detach: bool) -
         console.print(f"\nthe run goes on: 'openforge status {name}' shows it, 'openforge stop {name}' ends it, 'openforge down' stops all")
         raise KeyboardInterrupt from None
     report = await asyncio.to_thread(reports.write, Storage.of(settings), name, Path("reports") / name)
-    console.print(report.text())
-    console.print(f"report: {report.directory}/report.html")
+    console.print(report.text(), soft_wrap=True, highlight=False)
+    console.print(f"report: {report.directory}/report.html", soft_wrap=True)
     assert result.version >= 0
 
 

@@ -54,6 +54,7 @@ class SealBatch(FrozenContract):
     batch: str
     version: int = Field(description="policy version that was published when the batch began")
     started: int
+    seconds: float = Field(0.0, description="wall clock from the first rollout's start to the last one's end")
     results: list[RolloutResult]
 
 
@@ -65,6 +66,7 @@ class Manifest(Contract):
     batch: str
     version: int
     ledger: Ledger
+    seconds: float = Field(0.0, description="wall clock from the first rollout's start to the last one's end")
     results: list[RolloutResult]
 
 
@@ -84,5 +86,5 @@ class BatchSummary(FrozenContract):
     response_tokens: int = 0
     calls: int = 0
     attempts: int = 0
-    seconds: float = Field(0.0, description="wall clock, first rollout to seal")
+    seconds: float = Field(0.0, description="wall clock from the first rollout's start to the last one's end")
     phases: dict[str, float] = Field(default_factory=dict, description="mean seconds of a rollout by phase")

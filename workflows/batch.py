@@ -92,9 +92,9 @@ class Batch:
                 watch.cancel()
         run, batch = self._specs[0].rollout.run, self.in_flight.batch
         ordered = sorted(self._results, key=lambda result: (result.rollout.group, result.rollout.member))
-        request = SealBatch(run=run, batch=batch, version=version, started=self.in_flight.started, results=ordered)
-        summary = await self._control.insist(f"sealing {batch}", lambda: calls.seal_batch(request), self._changed)
-        return summary.model_copy(update={"seconds": (workflow.now() - started).total_seconds()})
+        seconds = (workflow.now() - started).total_seconds()
+        request = SealBatch(run=run, batch=batch, version=version, started=self.in_flight.started, seconds=seconds, results=ordered)
+        return await self._control.insist(f"sealing {batch}", lambda: calls.seal_batch(request), self._changed)
 
     def _may_start(self) -> bool:
         control = self._control

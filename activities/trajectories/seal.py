@@ -26,7 +26,9 @@ async def seal_batch(request: SealBatch) -> BatchSummary:
         ledger = Ledger.of(request.results, request.started)
     except ValueError as error:
         raise ApplicationError(f"batch {request.batch}: {error}", type="ledger", non_retryable=True) from error
-    manifest = Manifest(run=request.run, batch=request.batch, version=request.version, ledger=ledger, results=request.results)
+    manifest = Manifest(
+        run=request.run, batch=request.batch, version=request.version, ledger=ledger, seconds=request.seconds, results=request.results
+    )
     path = manifest_path(request.run, request.batch)
     async with beating():
         try:
@@ -62,5 +64,6 @@ def summarise(manifest: Manifest, path: str) -> BatchSummary:
         response_tokens=sum(result.trajectory.response_tokens for result in results if result.trajectory),
         calls=sum(result.trajectory.calls for result in results if result.trajectory),
         attempts=sum(result.attempts for result in results),
+        seconds=manifest.seconds,
         phases={phase: round(seconds / len(results), 4) for phase, seconds in sorted(phases.items())} if results else {},
     )

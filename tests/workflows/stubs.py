@@ -133,7 +133,9 @@ class StubActivities:
         await self._reach(Activity.SEAL_BATCH)
         self.sealed.append(request)
         ledger = Ledger.of(request.results, request.started)
-        manifest = Manifest(run=request.run, batch=request.batch, version=request.version, ledger=ledger, results=request.results)
+        manifest = Manifest(
+            run=request.run, batch=request.batch, version=request.version, ledger=ledger, seconds=request.seconds, results=request.results
+        )
         return summarise(manifest, manifest_path(request.run, request.batch))
 
     @activity.defn(name=Activity.UPDATE_POLICY)
