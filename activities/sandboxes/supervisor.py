@@ -28,6 +28,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -37,6 +38,7 @@ CONNECT_PATIENCE = 60.0  # seconds that a connection waits for a proxy that is s
 END_PATIENCE = 60.0  # seconds for the kernel to end a killed namespace, which may be busy writing
 MEMORY_POLL = 0.25  # seconds between looks at the memory of the tree, where no cgroup can be had
 CGROUP_ROOT = "/sys/fs/cgroup"
+PR_SET_CHILD_SUBREAPER = 36
 NS_GET_USERNS = 0xB701  # ioctl_ns(2): the user namespace that owns a namespace
 
 
@@ -70,6 +72,7 @@ def catch_signals() -> int:
 def run(job: Job, stop_r: int) -> Job:
     started = time.monotonic()
     cgroup = Cgroup(job["cgroup"], job["memory_mb"], job["pids"], job["cpus"])
+    adopt_orphans()
     info_r, info_w = os.pipe2(os.O_CLOEXEC)
     gate_r, gate_w = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
@@ -127,7 +130,7 @@ def watch(job: Job, cgroup: "Cgroup", child: int, container: "int | None", stop_
     """Wait for the end, the time limit, a request to stop, or (without a cgroup) too much memory."""
     deadline = started + job["timeout"]
     killed = ""
-    peak = 0.0
+    peak = cpu = 0.0
     while True:
         done, status, usage = os.wait4(child, os.WNOHANG)
         if done:
@@ -141,6 +144,7 @@ def watch(job: Job, cgroup: "Cgroup", child: int, container: "int | None", stop_
             if used > job["memory_mb"] and not killed:
                 killed = "memory"
         if killed:
+            cpu = tree_cpu_seconds(child)  # what a namespace that is killed reaps is not counted
             end(container)  # first: bubblewrap ties it to its parent only later
             os.kill(child, signal.SIGKILL)
             done, status, usage = os.wait4(child, 0)
@@ -149,6 +153,7 @@ def watch(job: Job, cgroup: "Cgroup", child: int, container: "int | None", stop_
         if select.select([stop_r], [], [], wait)[0] and any(b != signal.SIGCHLD for b in os.read(stop_r, 64)):
             killed = "asked"
     end(container)
+    used, largest = used_by_children([usage])
     code = os.waitstatus_to_exitcode(status)
     memory, oom = cgroup.peak_memory_mb(), cgroup.out_of_memory()
     cgroup.remove()
@@ -158,9 +163,27 @@ def watch(job: Job, cgroup: "Cgroup", child: int, container: "int | None", stop_
         "out_of_memory": killed == "memory" or (oom and code != 0),
         "killed": killed == "asked",
         "seconds": time.monotonic() - started,
-        "cpu_seconds": usage.ru_utime + usage.ru_stime,
-        "peak_memory_mb": memory or peak or usage.ru_maxrss / 1024,
+        "cpu_seconds": max(cpu, used),
+        "peak_memory_mb": memory or peak or largest,
     }
+
+
+def adopt_orphans() -> None:
+    """Become the parent of processes whose own has ended, prctl(2): bubblewrap leaves before the container's first process has."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def used_by_children(usages: "list[resource.struct_rusage]") -> "tuple[float, float]":
+    """(seconds of CPU, MiB of the largest process) of the given children and all that have ended since.
+
+    The container's first process is among these, and what it used includes all that ran in the container.
+    """
+    with suppress(ChildProcessError):
+        while (ended := os.wait4(-1, os.WNOHANG))[0]:
+            usages.append(ended[2])
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages), max(usage.ru_maxrss for usage in usages) / 1024
 
 
 def identify(inner: int) -> "int | None":
@@ -353,14 +376,23 @@ def pump(source: socket.socket, target: socket.socket) -> None:
 
 def tree_memory_mb(root: int) -> float:
     """Resident memory of a process and all its descendants."""
-    total, pending = 0, [root]
-    page = resource.getpagesize()
+    pages = sum(int(fields[1]) for pid in tree(root) if len(fields := try_read(f"/proc/{pid}/statm").split()) > 1)
+    return pages * resource.getpagesize() / 1024 / 1024
+
+
+def tree_cpu_seconds(root: int) -> float:
+    """CPU time of a process, its descendants, and those of them that have ended and been waited for."""
+    ticks = sum(sum(map(int, fields[11:15])) for pid in tree(root) if (fields := try_read(f"/proc/{pid}/stat").rpartition(")")[2].split()))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def tree(root: int) -> "Iterator[int]":
+    """A process and all its descendants."""
+    pending = [root]
     while pending:
         pid = pending.pop()
-        fields = try_read(f"/proc/{pid}/statm").split()
-        total += int(fields[1]) * page if len(fields) > 1 else 0
+        yield pid
         pending += [int(child) for child in try_read(f"/proc/{pid}/task/{pid}/children").split()]
-    return total / 1024 / 1024
 
 
 def start_time(pid: int) -> str:

@@ -146,6 +146,16 @@ async def test_too_much_memory_ends_it_and_says_so(backend: BubblewrapBackend) -
     assert result.exit_code != 0
 
 
+async def test_what_every_process_in_it_used_is_accounted(backend: BubblewrapBackend) -> None:
+    burn = "python3 -c 'import time\nwhile time.process_time() < 0.5: pass'"
+    await backend.start("box", "both", ["sh", "-c", f"{burn} & {burn}; wait"], timeout=30)
+    assert 0.9 <= (await backend.wait("box", "both", 30)).cpu_seconds < 3
+    await backend.start("box", "killed", ["sh", "-c", f"{burn}; sleep 30"], timeout=3)
+    killed = await backend.wait("box", "killed", 30)
+    assert killed.timed_out
+    assert 0.4 <= killed.cpu_seconds < 3
+
+
 async def test_no_more_processes_than_allowed_can_be_made(backend: BubblewrapBackend) -> None:
     program = "import os, signal\nfor made in range(200):\n  try: os.fork() or signal.pause()\n"
     program += "  except OSError: print(made, flush=True); os._exit(0)"
