@@ -78,6 +78,7 @@ class TrainingConfig(FrozenContract):
     advantage: str = Field("grpo", description="a name in veRL's advantage-estimator registry")
     policy_loss: str = Field("vanilla", description="a name in veRL's policy-loss registry")
     learning_rate: float = Field(1e-6, gt=0)
+    schedule: Literal["constant", "cosine"] = Field("constant", description="cosine: falls over `iterations` to a tenth, and stays there")
     weight_decay: float = Field(0.0, ge=0)
     clip_grad: float = Field(1.0, gt=0)
     clip_ratio: float = Field(0.2, gt=0)

@@ -91,6 +91,13 @@ class Engine:
             )
             self._worker.set_loss_fn(partial(ppo_loss, config=actor))
 
+    def set_learning_rate(self, value: float) -> None:
+        """From now on; for an engine whose veRL schedule is constant, as that of reinforcement learning is."""
+        engine = self._worker.engine
+        engine.lr_scheduler.base_lrs = [value for _ in engine.lr_scheduler.base_lrs]
+        for group in engine.optimizer.param_groups:
+            group["lr"] = value
+
     def logprobs(self, rows: Sequence[Row], temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         """(log-probabilities, entropies) of the response tokens, both [rows, longest response] float32, zero-padded."""
         from verl.utils import tensordict_utils as tu

@@ -27,6 +27,7 @@ from trainer import algorithms, export
 from trainer.batches import Batch, BatchError, read_batch, read_manifest
 from trainer.engine import Engine
 
+FINAL_SHARE = 0.1  # of the learning rate, at the end of a cosine schedule
 Report = Callable[[str, int, int], None]  # phase, step, steps
 
 
@@ -164,6 +165,14 @@ def _sft_steps(batch: Batch, method: SftConfig) -> int:
     return method.epochs * -(-len(batch.rows) // method.batch_size)
 
 
+def learning_rate(method: TrainingConfig, iteration: int) -> float:
+    """Of one iteration: with `cosine`, half a cosine wave from the whole rate down to FINAL_SHARE of it (arXiv:1608.03983, eq. 5)."""
+    if method.schedule == "constant":
+        return method.learning_rate
+    done = min(1.0, iteration / max(1, method.iterations))
+    return method.learning_rate * (FINAL_SHARE + (1 - FINAL_SHARE) * (1 + math.cos(math.pi * done)) / 2)
+
+
 def _reinforce(
     engine: Engine, batch: Batch, method: TrainingConfig, request: UpdateRequest, report: Report, clock: "_Clock"
 ) -> dict[str, float]:
@@ -174,6 +183,8 @@ def _reinforce(
     estimates = algorithms.advantages(batch, method)
     clock.lap("advantages")
     draw = random.Random(f"rl:{request.seed}:{request.iteration}")
+    rate = learning_rate(method, request.iteration)
+    engine.set_learning_rate(rate)
     steps, collected = method.epochs * -(-len(batch.rows) // method.mini_batch_size), list[dict[str, float]]()
     for _ in range(method.epochs):
         order = list(range(len(batch.rows)))
@@ -193,7 +204,8 @@ def _reinforce(
     clock.lap("update")
     taken, counts = _taken(collected)
     keys = ("loss", "grad_norm", "actor/pg_loss", "actor/pg_clipfrac", "actor/ppo_kl")
-    return metrics | counts | {key.removeprefix("actor/"): _mean(taken, key) for key in keys if key in taken[0]}
+    metrics |= counts | {"learning_rate": rate}
+    return metrics | {key.removeprefix("actor/"): _mean(taken, key) for key in keys if key in taken[0]}
 
 
 def _taken(collected: list[dict[str, float]]) -> tuple[list[dict[str, float]], dict[str, float]]:

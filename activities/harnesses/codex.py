@@ -101,7 +101,9 @@ class Codex(Harness):
         return files
 
     def env(self, context: HarnessContext) -> dict[str, str]:
-        return {"CODEX_HOME": f"{context.home}/.codex", "PROXY_KEY": context.api_key.get_secret_value()}
+        # Five SQLite files of state, which an ephemeral session never reads again, are kept in memory: no disk is asked to sync them.
+        state = {"CODEX_HOME": f"{context.home}/.codex", "CODEX_SQLITE_HOME": "/dev/shm"}  # noqa: S108 (the sandbox's own)
+        return {**state, "PROXY_KEY": context.api_key.get_secret_value()}
 
     def command(self, context: HarnessContext) -> list[str]:
         return [

@@ -71,7 +71,7 @@ def test_the_files_need_nothing_else(storage: Storage, tmp_path: Path) -> None:
     assert "http" not in html.replace("http-equiv", "")
     assert (tmp_path / "report/rewards.png").stat().st_size > 5000
     assert json.loads((tmp_path / "report/report.json").read_text())["comparisons"][0]["difference"] == 0.5
-    assert "0.250 [0.046, 0.699] (n=4) → 0.750" in written.text()
+    assert "0.250 [0.046, 0.699] 0.750 [0.301, 0.954]" in written.text()
 
 
 def test_a_run_that_is_not_there_names_those_that_are(storage: Storage) -> None:

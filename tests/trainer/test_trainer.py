@@ -73,6 +73,18 @@ def test_what_was_right_becomes_likelier_and_what_was_wrong_less(trainer: Traine
         assert (sum(now) > sum(entry.logprobs)) == (entry.reward == 1.0)
 
 
+def test_the_learning_rate_falls_over_the_iterations_of_a_cosine_schedule(trainer: Trainer) -> None:
+    made, rates = rollouts(trainer.model), []
+    for version in range(3):
+        status = trainer.update(
+            "cosine", version, seal(trainer.storage, "cosine", version, made), RL | {"schedule": "cosine", "iterations": 2}
+        )
+        rates.append(status["result"]["metrics"]["learning_rate"])
+    assert rates == pytest.approx([1e-3, 5.5e-4, 1e-4])
+    first, second, third = (weights(trainer, "cosine", version) for version in (1, 2, 3))
+    assert distance(third, second) < 0.5 * distance(second, first)
+
+
 def test_imitation_makes_demonstrations_likelier(trainer: Trainer) -> None:
     made = rollouts(trainer.model, groups=4, size=2)
     status = trainer.update("imitate", 0, seal(trainer.storage, "imitate", 0, made), SFT)
