@@ -74,7 +74,7 @@ def panel(progress: Progress, name: str, url: str) -> Group:
     failed = f"[red]{flight.failed} failed[/]" if flight.failed else "0 failed"
     facts.add_row("rollouts", f"{ended} of {flight.of} ended, {flight.running} running, {failed}   {flight.batch}")
     facts.add_row("reward", reward_line(progress))
-    facts.add_row("elapsed", f"{_duration(time.time() - progress.started_at)}   {eta(progress)}")
+    facts.add_row("elapsed", f"{duration(time.time() - progress.started_at)}   {eta(progress)}")
     return Group(facts, ProgressBar(total=max(1, flight.of), completed=ended, width=60))
 
 
@@ -98,7 +98,7 @@ def eta(progress: Progress) -> str:
     recent = [done.seconds.get("all", 0.0) for done in progress.iterations_done if done.kind == "rl"][-4:]
     if not recent or left <= 0 or progress.paused:
         return ""
-    return f"about {_duration(left * sum(recent) / len(recent))} left"
+    return f"about {duration(left * sum(recent) / len(recent))} left"
 
 
 class _Lines:
@@ -137,7 +137,8 @@ class _Lines:
         console.print(f"{time.strftime('%H:%M:%S')} {text}", highlight=False, soft_wrap=True)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """For a person."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -39,11 +40,14 @@ def train(
 
     **Example:** openforge train recipes/quickstart --seed 1 --name quickstart-1 --set training.iterations=4
     """
+    began = time.monotonic()
     loaded = load_recipe(recipe, home, name=name, seed=seed, changes=parse_changes(change or []))
     arguments = [str(recipe), *(["--name", name] if name else []), *(["--seed", str(seed)] if seed is not None else [])]
     ensure_up(loaded, home, [*arguments, *(word for item in change or [] for word in ("--set", item))])
     settings = stack_settings(home)
     asyncio.run(_train(loaded, home, settings, detach))
+    if not detach:
+        console.print(f"this command took {progress.duration(time.monotonic() - began)}")
 
 
 async def _train(recipe: Recipe, home: Path, settings: Settings, detach: bool) -> None:
