@@ -12,7 +12,7 @@ from tokenizer import make_tokenizer
 from activities.harnesses.codex import CodexOptions
 
 INSTRUCTIONS = "Use one command."
-DEMONSTRATIONS, TRAIN, MEASURED = 600, 256, 64
+DEMONSTRATIONS, TRAIN, MEASURED = 800, 256, 96
 
 
 def main() -> None:
