@@ -92,6 +92,7 @@ def _vllm(state: StackState, recipe: Recipe) -> Process:
     argv += ["--served-model-name", "policy", "--host", "127.0.0.1", "--port", str(port), "--dtype", options.dtype]
     argv += ["--max-model-len", str(recipe.config.policy.max_context), "--max-num-seqs", str(options.max_num_seqs)]
     argv += ["--enable-scale-out", "--disable-uvicorn-access-log"]
+    argv += ["--logprobs-mode", "processed_logprobs"]  # of the distribution that was sampled from, whatever the temperature
     env = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",

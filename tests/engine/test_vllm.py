@@ -82,14 +82,17 @@ def test_what_is_recorded_is_what_the_engine_sampled(proxy: Proxy, vllm: Vllm) -
     assert call.logprobs == [entry["logprob"] for entry in choice["logprobs"]["content"]]  # type: ignore[index]
 
 
-def test_recorded_log_probabilities_are_the_models(proxy: Proxy, tiny_model: Path) -> None:
-    session, key = proxy.open(member=1, sampling=Sampling(temperature=1.0, max_tokens=24))
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_recorded_log_probabilities_are_those_of_the_distribution_that_was_sampled(
+    proxy: Proxy, tiny_model: Path, temperature: float
+) -> None:
+    session, key = proxy.open(member=int(10 * temperature), sampling=Sampling(temperature=temperature, max_tokens=24))
     client = Client(proxy.url, key)
     history = [user("one")]
     for word in ("two", "three"):
         history += [client.message(history), user(word)]
     calls = proxy.calls(session).calls
-    expected = reference_logprobs(tiny_model, [(call.prompt_ids, call.response_ids) for call in calls])
+    expected = reference_logprobs(tiny_model, [(call.prompt_ids, call.response_ids) for call in calls], temperature)
     for call, logprobs in zip(calls, expected, strict=True):
         assert max(abs(one - other) for one, other in zip(call.logprobs, logprobs, strict=True)) < 1e-3
 

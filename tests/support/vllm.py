@@ -50,7 +50,7 @@ def vllm_server(model: Path, log: Path, *, max_model_len: int = 4096) -> Iterato
         INFERENCE_PYTHON, "-m", "vllm.entrypoints.openai.api_server",
         "--model", model, "--served-model-name", "policy", "--host", "127.0.0.1", "--port", str(port),
         "--dtype", "float32", "--max-model-len", str(max_model_len), "--max-num-seqs", "64", "--enforce-eager",
-        "--num-gpu-blocks-override", "512", "--enable-scale-out",
+        "--num-gpu-blocks-override", "512", "--enable-scale-out", "--logprobs-mode", "processed_logprobs",
         "--worker-extension-cls", "vllm_cpu_reload.CpuReload", "--distributed-executor-backend", "uni",
     ]  # fmt: skip
     with running(command, f"http://127.0.0.1:{port}", log, ready="/health", seconds=300, environment=ENVIRONMENT) as server:
