@@ -111,6 +111,8 @@ def _model_routes(proxy: Proxy) -> APIRouter:
     for prefix in ("/v1", "/s/{api_key}/v1"):
         for dialect in DIALECTS:
             routes.add_api_route(prefix + dialect.path, _answer_in(dialect, proxy), methods=["POST"])
+            if dialect.count_path:
+                routes.add_api_route(prefix + dialect.count_path, _count_in(dialect, proxy), methods=["POST"])
         routes.add_api_route(f"{prefix}/models", _models(proxy), methods=["GET"])
     return routes
 
@@ -145,6 +147,18 @@ def _answer_in(dialect: Dialect, proxy: Proxy) -> Callable[..., Any]:
             REQUESTS.labels(dialect.name, status).inc()
 
     return answer
+
+
+def _count_in(dialect: Dialect, proxy: Proxy) -> Callable[..., Any]:
+    async def count(request: Request) -> Response:
+        try:
+            session = _authenticate(proxy, request)
+            question = dialect.parse(await _body(request), request.headers)
+            return JSONResponse(dialect.count(proxy.generation.count(session, question)))
+        except ProxyError as error:
+            return JSONResponse(dialect.error(error), error.status)
+
+    return count
 
 
 async def _events(dialect: Dialect, question: Question, pending: Pending) -> AsyncIterator[bytes]:

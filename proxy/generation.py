@@ -131,6 +131,10 @@ class Generation:
         pending.task = asyncio.create_task(self._answer(session, question, plan, pending))
         return pending
 
+    def count(self, session: Session, question: Question) -> int:
+        """Tokens that the prompt of `question` would have. Nothing is sampled or recorded. Raises BadRequestError."""
+        return len(self._prompt(session, question)[1])
+
     async def cancel(self, session: Session) -> None:
         """End the session's calls in flight; none of them is recorded."""
         tasks = [pending.task for (owner, _), pending in self._in_flight.items() if owner == session.session_id and pending.task]
@@ -141,14 +145,7 @@ class Generation:
     def _plan(self, session: Session, question: Question) -> Plan:
         arrived = time.time()
         tokens_left = session.check_limits()
-        place = session.graph.place(question)
-        prompt_ids = None
-        if parent := place.parent:
-            recorded = parent.record.response_ids
-            prompt_ids = self._rendering.extend(parent.prompt_ids, recorded, place.new_messages, question.tools)
-        if prompt_ids is None:
-            prompt_ids = self._rendering.prompt(question.messages, question.tools)
-            place = session.graph.apart(question) if place.parent else place
+        place, prompt_ids = self._prompt(session, question)
         bounds: list[tuple[int, Limit | None]] = [
             (session.opened.sampling.max_tokens, Limit.TOKENS),
             (tokens_left, Limit.TOKENS),
@@ -165,6 +162,17 @@ class Generation:
             place.parent.extended = True
         sequence, session.next_sequence = session.next_sequence, session.next_sequence + 1
         return Plan(sequence, place, prompt_ids, max_tokens, cut, arrived)
+
+    def _prompt(self, session: Session, question: Question) -> tuple[Place, list[int]]:
+        """Where `question` stands, and its tokens: those of the call that it extends, and what is new."""
+        place = session.graph.place(question)
+        if parent := place.parent:
+            recorded = parent.record.response_ids
+            prompt_ids = self._rendering.extend(parent.prompt_ids, recorded, place.new_messages, question.tools)
+            if prompt_ids is not None:
+                return place, prompt_ids
+            place = session.graph.apart(question)
+        return place, self._rendering.prompt(question.messages, question.tools)
 
     def _context(self, session: Session) -> int | None:
         """Tokens that prompt and answer may have together; none while no engine has said."""

@@ -4,6 +4,7 @@ from typing import Final
 
 from proxy.dialects.base import Dialect
 from proxy.dialects.chat import ChatCompletions
+from proxy.dialects.messages import Messages
 from proxy.dialects.responses import Responses
 
-DIALECTS: Final[tuple[Dialect, ...]] = (ChatCompletions(), Responses())
+DIALECTS: Final[tuple[Dialect, ...]] = (ChatCompletions(), Responses(), Messages())

@@ -45,6 +45,7 @@ class Dialect(ABC):
 
     name: ClassVar[str]
     path: ClassVar[str]
+    count_path: ClassVar[str | None] = None  # where the dialect can ask how many tokens a request has
 
     @abstractmethod
     def parse(self, body: Body, headers: Mapping[str, str]) -> Question:
@@ -57,6 +58,10 @@ class Dialect(ABC):
     @abstractmethod
     def stream(self, question: Question, identity: str, created: int) -> Stream:
         """An encoder for one streamed reply, whose ids are made from `identity`."""
+
+    def count(self, tokens: int) -> dict[str, Any]:
+        """The reply to a request at `count_path`."""
+        raise NotImplementedError
 
     def error(self, error: ProxyError) -> dict[str, Any]:
         """The reply that says why there is no answer."""

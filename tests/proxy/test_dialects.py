@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from proxy.canonical import Answer, Message, Question, message_key
 from proxy.dialects.base import Dialect
 from proxy.dialects.chat import ChatCompletions
+from proxy.dialects.messages import Messages
 from proxy.dialects.responses import Responses
 from proxy.errors import BadRequestError
 from tests.proxy.clients import FLAT_TOOL, TOOL, events
@@ -23,7 +24,7 @@ def answer_of(message: Message, finish_reason: str = "stop") -> Answer:
 
 
 def question_in(dialect: Dialect, **fields: Any) -> Question:
-    prompt = {"messages": [{"role": "user", "content": "hi"}]} if dialect.name == "chat" else {"input": "hi"}
+    prompt = {"input": "hi"} if dialect.name == "responses" else {"messages": [{"role": "user", "content": "hi"}]}
     return dialect.parse({"model": "m", "stream": True, **prompt, **fields}, {})
 
 
@@ -36,6 +37,7 @@ def streamed(dialect: Dialect, answer: Answer, cuts: list[int]) -> str:
     return (text + stream.end(answer)).decode()
 
 
+HI = {"role": "user", "content": "hi"}
 CUTS = st.lists(st.integers(0, 12), max_size=4)
 
 
@@ -87,12 +89,77 @@ def test_responses_events_come_in_a_valid_order(message: Message, cuts: list[int
 
 
 @given(ANSWERS)
+def test_a_messages_answer_echoed_is_the_same_message(message: Message) -> None:
+    dialect = Messages()
+    reply = dialect.encode(question_in(dialect), answer_of({**message, "reasoning_content": "why"}))
+    echo = dialect.parse({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": reply["content"]}, HI]}, {})
+    assert [entry["role"] for entry in echo.messages] == ["user", "assistant", "user"]
+    assert message_key(echo.messages[1]) == message_key(message)
+    assert echo.messages[1]["reasoning_content"] == "why"
+
+
+@given(ANSWERS, CUTS)
+def test_messages_events_are_blocks_one_after_another_that_add_up_to_the_answer(message: Message, cuts: list[int]) -> None:
+    dialect, answer = Messages(), answer_of({**message, "reasoning_content": "why"})
+    encoder = dialect.stream(question_in(dialect), answer.identity, 1)
+    text = encoder.start() + encoder.show("", "wh") + encoder.keep_alive()
+    text += b"".join(encoder.show(message["content"][:cut], "why") for cut in sorted(cuts)) + encoder.end(answer)
+    stream = [event for event in events(text.decode()) if event["type"] != "ping"]
+    assert [stream[0]["type"], stream[-2]["type"], stream[-1]["type"]] == ["message_start", "message_delta", "message_stop"]
+    blocks: list[Any] = []
+    is_open = False
+    for event in stream[1:-2]:
+        if event["type"] == "content_block_start":
+            assert not is_open
+            assert event["index"] == len(blocks)
+            blocks.append(event["content_block"])
+            is_open = True
+            continue
+        assert is_open
+        assert event["index"] == len(blocks) - 1
+        if event["type"] == "content_block_stop":
+            is_open = False
+        elif event["delta"]["type"] == "input_json_delta":
+            blocks[-1]["input"] = json.loads(event["delta"]["partial_json"])
+        else:
+            kind = event["delta"]["type"].removesuffix("_delta")
+            blocks[-1][kind] += event["delta"][kind]
+    assert not is_open
+    assert blocks == dialect.encode(question_in(dialect), answer)["content"]
+
+
+def test_tool_results_and_text_of_one_message_keep_their_order() -> None:
+    use = [{"type": "tool_use", "id": f"call{number}", "name": "run", "input": {}} for number in (1, 2)]
+    results = [{"type": "tool_result", "tool_use_id": f"call{number}", "content": [{"type": "text", "text": "out"}]} for number in (1, 2)]
+    body = {
+        "messages": [HI, {"role": "assistant", "content": use}, {"role": "user", "content": [*results, {"type": "text", "text": "go on"}]}]
+    }
+    messages = Messages().parse(body, {}).messages
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool", "user"]
+    assert [message.get("tool_call_id") for message in messages[2:]] == ["call1", "call2", None]
+
+
+def test_hints_and_forms_of_text_do_not_make_another_question() -> None:
+    plain = {"system": "be brief", "messages": [HI], "tools": [{"name": "run", "input_schema": {}}]}
+    hint = {"cache_control": {"type": "ephemeral"}}
+    dressed = {
+        "system": [{"type": "text", "text": "be brief", **hint}],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "hi", **hint}]}],
+        "tools": [{"type": "custom", "name": "run", "input_schema": {}, **hint}],
+        "metadata": {"user_id": "someone"},
+    }
+    assert Messages().parse(plain, {}).digest == Messages().parse(dressed, {}).digest
+
+
+@given(ANSWERS)
 def test_nothing_that_a_harness_acts_on_is_sent_before_the_end(message: Message) -> None:
-    for dialect in (ChatCompletions(), Responses()):
+    for dialect in (ChatCompletions(), Responses(), Messages()):
         stream = dialect.stream(question_in(dialect), "x", 1)
         shown = (stream.start() + stream.show(message["content"], "thought") + stream.keep_alive()).decode()
         assert '"tool_calls"' not in shown
         assert "function_call" not in shown
+        assert "tool_use" not in shown
+        assert "message_delta" not in shown
         assert "output_item.done" not in shown
 
 
@@ -168,18 +235,50 @@ def test_a_responses_field_that_cannot_be_honoured_is_refused_by_name(field: str
         Responses().parse({"input": "hi", field: value}, {})
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stop_sequences", ["x"]),
+        ("tool_choice", {"type": "any"}),
+        ("tool_choice", "auto"),
+        ("max_tokens", 0),
+        ("messages", []),
+        ("messages", [HI, {"role": "assistant", "content": "The answer is"}]),
+        ("messages", [{"role": "narrator", "content": "x"}]),
+        ("messages", [{"role": "user", "content": [{"type": "image", "source": {}}]}]),
+        ("messages", [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]),
+        ("messages", [{"role": "assistant", "content": [{"type": "tool_use", "id": "call1", "name": "run", "input": "x"}]}, HI]),
+        ("system", 3),
+        ("tools", [{"type": "web_search_20250305", "name": "web_search"}]),
+        ("mcp_servers", [{"url": "http://x"}]),
+        ("output_config", {"format": {"type": "json_schema"}}),
+    ],
+)
+def test_a_messages_field_that_cannot_be_honoured_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(BadRequestError, match="format" if field == "output_config" else field):
+        Messages().parse({"messages": [HI], field: value}, {})
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(
-        ["type", "role", "content", "text", "tool_calls", "function", "name", "arguments", "id", "call_id", "output", "tools"]
+        ["type", "role", "content", "text", "tool_use", "tool_use_id", "input", "thinking", "tool_calls", "function", "name", "arguments",
+         "id", "call_id", "output", "tools"]
     ), inner, max_size=4),
     max_leaves=12,
 )  # fmt: skip
 
 
-@given(st.dictionaries(st.sampled_from(["messages", "input", "tools", "stream_options", "text", "model", "instructions"]), JSON))
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            ["messages", "input", "tools", "stream_options", "text", "model", "instructions", "system", "tool_choice", "output_config"]
+        ),
+        JSON,
+    )
+)
 def test_any_body_is_parsed_or_refused(body: dict[str, Any]) -> None:
-    for dialect in (ChatCompletions(), Responses()):
+    for dialect in (ChatCompletions(), Responses(), Messages()):
         try:
             assert dialect.parse(body, {}).digest
         except BadRequestError as error:
