@@ -16,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from contracts.sessions import OpenSession, SessionCalls, SessionOpened, SessionStatus
 from proxy.canonical import Question
 from proxy.dialects import DIALECTS
-from proxy.dialects.base import Dialect, openai_error
+from proxy.dialects.base import Dialect, Reply, openai_error
 from proxy.engine import EnginePool
 from proxy.errors import BadRequestError, ProxyError, TooLargeError
 from proxy.generation import Generation, Pending, check_engine
@@ -108,12 +108,11 @@ def _session_routes(proxy: Proxy) -> APIRouter:
 
 def _model_routes(proxy: Proxy) -> APIRouter:
     routes = APIRouter()
-    for prefix in ("/v1", "/s/{api_key}/v1"):
+    for prefix in ("", "/s/{api_key}"):
         for dialect in DIALECTS:
-            routes.add_api_route(prefix + dialect.path, _answer_in(dialect, proxy), methods=["POST"])
-            if dialect.count_path:
-                routes.add_api_route(prefix + dialect.count_path, _count_in(dialect, proxy), methods=["POST"])
-        routes.add_api_route(f"{prefix}/models", _models(proxy), methods=["GET"])
+            for path, reply in dialect.paths.items():
+                routes.add_api_route(prefix + path, _route(dialect, reply, proxy), methods=["POST"])
+        routes.add_api_route(f"{prefix}/v1/models", _models(proxy), methods=["GET"])
     return routes
 
 
@@ -128,12 +127,18 @@ def _models(proxy: Proxy) -> Callable[..., Any]:
     return models
 
 
-def _answer_in(dialect: Dialect, proxy: Proxy) -> Callable[..., Any]:
+def _route(dialect: Dialect, reply: Reply, proxy: Proxy) -> Callable[..., Any]:
     async def answer(request: Request) -> Response:
         status = 500
         try:
             session = _authenticate(proxy, request)
-            question = dialect.parse(await _body(request), request.headers)
+            body = await _body(request)
+            if "model" in request.path_params:  # where model and streaming are in the path
+                body |= {"model": request.path_params["model"], "stream": reply == "stream"}
+            question = dialect.parse(body, request.headers)
+            if reply == "count":
+                status = 200
+                return JSONResponse(dialect.count(proxy.generation.count(session, question)))
             pending = await proxy.generation.ask(session, question)
             status = 200
             if question.stream:
@@ -149,21 +154,10 @@ def _answer_in(dialect: Dialect, proxy: Proxy) -> Callable[..., Any]:
     return answer
 
 
-def _count_in(dialect: Dialect, proxy: Proxy) -> Callable[..., Any]:
-    async def count(request: Request) -> Response:
-        try:
-            session = _authenticate(proxy, request)
-            question = dialect.parse(await _body(request), request.headers)
-            return JSONResponse(dialect.count(proxy.generation.count(session, question)))
-        except ProxyError as error:
-            return JSONResponse(dialect.error(error), error.status)
-
-    return count
-
-
 async def _events(dialect: Dialect, question: Question, pending: Pending) -> AsyncIterator[bytes]:
     stream = dialect.stream(question, pending.identity, pending.created)
-    yield stream.start()
+    if first := stream.start():
+        yield first
     last = time.monotonic()
     async for _ in pending.watch(KEEP_ALIVE_SECONDS):
         if parts := stream.show(pending.content, pending.reasoning):
@@ -201,7 +195,8 @@ def _health_routes(proxy: Proxy) -> APIRouter:
 
 
 def _authenticate(proxy: Proxy, request: Request) -> Session:
-    key = request.path_params.get("api_key") or _bearer(request) or request.headers.get("x-api-key", "")
+    headers = request.headers
+    key = request.path_params.get("api_key") or _bearer(request) or headers.get("x-api-key") or headers.get("x-goog-api-key", "")
     try:
         return proxy.sessions.authenticate(key)
     except ProxyError:

@@ -4,7 +4,8 @@ from typing import Final
 
 from proxy.dialects.base import Dialect
 from proxy.dialects.chat import ChatCompletions
+from proxy.dialects.gemini import Gemini
 from proxy.dialects.messages import Messages
 from proxy.dialects.responses import Responses
 
-DIALECTS: Final[tuple[Dialect, ...]] = (ChatCompletions(), Responses(), Messages())
+DIALECTS: Final[tuple[Dialect, ...]] = (ChatCompletions(), Responses(), Messages(), Gemini())

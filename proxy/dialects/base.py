@@ -8,12 +8,15 @@ nobody, because the run decides sampling.
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from proxy.canonical import Answer, Message, Question, Tool
 from proxy.errors import BadRequestError, ProxyError
 
 Body = Mapping[str, Any]
+# What a path is for: an answer (streamed if the body says so), a streamed one, or the number of a prompt's tokens.
+Reply = Literal["answer", "stream", "count"]
+Paths = Mapping[str, Reply]
 
 
 class Stream(ABC):
@@ -44,8 +47,7 @@ class Dialect(ABC):
     """One wire format."""
 
     name: ClassVar[str]
-    path: ClassVar[str]
-    count_path: ClassVar[str | None] = None  # where the dialect can ask how many tokens a request has
+    paths: ClassVar[Paths]
 
     @abstractmethod
     def parse(self, body: Body, headers: Mapping[str, str]) -> Question:
@@ -60,7 +62,7 @@ class Dialect(ABC):
         """An encoder for one streamed reply, whose ids are made from `identity`."""
 
     def count(self, tokens: int) -> dict[str, Any]:
-        """The reply to a request at `count_path`."""
+        """The reply to a request that is to be counted."""
         raise NotImplementedError
 
     def error(self, error: ProxyError) -> dict[str, Any]:
@@ -160,6 +162,15 @@ def tool_call(call_id: object, name: str, arguments: object, where: str) -> dict
         "type": "function",
         "function": {"name": name, "arguments": string(arguments if arguments is not None else "{}", f"{where} arguments")},
     }
+
+
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """A call's arguments for dialects that know objects only; a text that is none is given as {"arguments": text}."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {"arguments": arguments}
 
 
 def not_empty(messages: list[Message], where: str) -> list[Message]:

@@ -1,7 +1,7 @@
 """`/v1/chat/completions`."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from proxy.canonical import Answer, Message, Question, Tool
 from proxy.dialects import base
@@ -28,7 +28,7 @@ class ChatCompletions(base.Dialect):
     """OpenAI's chat completions."""
 
     name = "chat"
-    path = "/chat/completions"
+    paths: ClassVar[base.Paths] = {"/v1/chat/completions": "answer"}
 
     def parse(self, body: base.Body, headers: Mapping[str, str]) -> Question:
         base.refuse(body, _HARMLESS)

@@ -7,14 +7,14 @@ taken back with any.
 
 import json
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from contracts.sessions import CallKind
 from proxy.canonical import Answer, Message, Question, Tool
 from proxy.dialects import base
 from proxy.errors import BadRequestError, ProxyError
 
-_HARMLESS: Final = {
+_HARMLESS: Final[dict[str, tuple[object, ...]]] = {
     "stop_sequences": ([],),
     "container": (),
     "mcp_servers": ([],),
@@ -33,8 +33,7 @@ class Messages(base.Dialect):
     """Anthropic's messages."""
 
     name = "messages"
-    path = "/messages"
-    count_path = "/messages/count_tokens"
+    paths: ClassVar[base.Paths] = {"/v1/messages": "answer", "/v1/messages/count_tokens": "count"}
 
     def parse(self, body: base.Body, headers: Mapping[str, str]) -> Question:
         base.refuse(body, _HARMLESS)
@@ -157,7 +156,7 @@ def _usage(answer: Answer) -> dict[str, int]:
 
 
 def _blocks(message: Message) -> list[dict[str, Any]]:
-    """The content of an answer. Arguments that are no JSON object, which this dialect cannot say, are given as {"arguments": text}."""
+    """The content of an answer."""
     blocks: list[dict[str, Any]] = []
     if reasoning := message.get("reasoning_content"):
         blocks.append({"type": "thinking", "thinking": reasoning, "signature": ""})
@@ -165,16 +164,10 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
         blocks.append({"type": "text", "text": message["content"]})
     for call in message.get("tool_calls", []):
         function = call["function"]
-        blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": _input(function["arguments"])})
+        blocks.append(
+            {"type": "tool_use", "id": call["id"], "name": function["name"], "input": base.arguments_object(function["arguments"])}
+        )
     return blocks
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {"arguments": arguments}
 
 
 def _messages(item: dict[str, Any], where: str) -> list[Message]:

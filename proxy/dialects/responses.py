@@ -8,7 +8,7 @@ it; for that reason nothing but text is sent before the call is durable.
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from contracts.sessions import CallKind
 from proxy.canonical import Answer, Message, Question, Tool
@@ -32,7 +32,7 @@ class Responses(base.Dialect):
     """OpenAI's responses."""
 
     name = "responses"
-    path = "/responses"
+    paths: ClassVar[base.Paths] = {"/v1/responses": "answer"}
 
     def parse(self, body: base.Body, headers: Mapping[str, str]) -> Question:
         base.refuse(body, _HARMLESS)

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.canonical import Answer, Message, Question, message_key
+from proxy.dialects import DIALECTS
 from proxy.dialects.base import Dialect
 from proxy.dialects.chat import ChatCompletions
+from proxy.dialects.gemini import Gemini
 from proxy.dialects.messages import Messages
 from proxy.dialects.responses import Responses
 from proxy.errors import BadRequestError
@@ -24,8 +26,8 @@ def answer_of(message: Message, finish_reason: str = "stop") -> Answer:
 
 
 def question_in(dialect: Dialect, **fields: Any) -> Question:
-    prompt = {"input": "hi"} if dialect.name == "responses" else {"messages": [{"role": "user", "content": "hi"}]}
-    return dialect.parse({"model": "m", "stream": True, **prompt, **fields}, {})
+    prompts: dict[str, dict[str, Any]] = {"responses": {"input": "hi"}, "gemini": {"contents": [{"parts": [{"text": "hi"}]}]}}
+    return dialect.parse({"model": "m", "stream": True, **prompts.get(dialect.name, {"messages": [HI]}), **fields}, {})
 
 
 def streamed(dialect: Dialect, answer: Answer, cuts: list[int]) -> str:
@@ -152,14 +154,67 @@ def test_hints_and_forms_of_text_do_not_make_another_question() -> None:
 
 
 @given(ANSWERS)
+def test_a_gemini_answer_echoed_is_the_same_message(message: Message) -> None:
+    dialect = Gemini()
+    reply = dialect.encode(question_in(dialect), answer_of({**message, "reasoning_content": "why"}))
+    ask = {"role": "user", "parts": [{"text": "hi"}]}
+    echo = dialect.parse({"contents": [ask, reply["candidates"][0]["content"], ask]}, {})
+    assert [entry["role"] for entry in echo.messages] == ["user", "assistant", "user"]
+    assert message_key(echo.messages[1]) == message_key(message)
+    assert echo.messages[1]["reasoning_content"] == "why"
+
+
+@given(ANSWERS, CUTS)
+def test_gemini_events_add_up_to_the_answer(message: Message, cuts: list[int]) -> None:
+    dialect, answer = Gemini(), answer_of(message, "length")
+    stream = events(streamed(dialect, answer, cuts))
+    parts = [part for event in stream for part in event["candidates"][0]["content"]["parts"]]
+    whole = dialect.encode(question_in(dialect), answer)
+    assert "".join(part.get("text", "") for part in parts) == message["content"]
+    calls = [part for part in whole["candidates"][0]["content"]["parts"] if "functionCall" in part]
+    assert [part for part in parts if "functionCall" in part] == calls
+    assert [event["candidates"][0].get("finishReason") for event in stream] == [None] * (len(stream) - 1) + ["MAX_TOKENS"]
+    assert stream[-1]["usageMetadata"] == whole["usageMetadata"]
+
+
+def test_a_functions_answer_in_gemini_is_its_text_or_its_json() -> None:
+    answers = [({"output": "a"}, "a"), ({"result": "b"}, "b"), ({"error": "c"}, '{"error": "c"}'), ({"output": 1}, '{"output": 1}')]
+    for response, text in answers:
+        part = {"functionResponse": {"id": "call1", "name": "run", "response": response}}
+        (message,) = Gemini().parse({"contents": [{"role": "user", "parts": [part]}]}, {}).messages
+        assert message == {"role": "tool", "content": text, "tool_call_id": "call1"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("contents", []),
+        ("contents", [{"role": "narrator", "parts": [{"text": "x"}]}]),
+        ("contents", [{"parts": [{"inlineData": {"mimeType": "image/png", "data": ""}}]}]),
+        ("contents", [{"role": "model", "parts": [{"functionCall": {"name": 3}}]}]),
+        ("toolConfig", {"functionCallingConfig": {"mode": "ANY"}}),
+        ("tools", [{"googleSearch": {}}]),
+        ("cachedContent", "cachedContents/1"),
+        ("generationConfig", {"maxOutputTokens": 0}),
+        ("generationConfig", {"stopSequences": ["x"]}),
+        ("generationConfig", {"responseMimeType": "application/json"}),
+    ],
+)
+def test_a_gemini_field_that_cannot_be_honoured_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(BadRequestError, match=next(iter(value)) if field == "generationConfig" else field):
+        Gemini().parse({"contents": [{"parts": [{"text": "hi"}]}], field: value}, {})
+
+
+@given(ANSWERS)
 def test_nothing_that_a_harness_acts_on_is_sent_before_the_end(message: Message) -> None:
-    for dialect in (ChatCompletions(), Responses(), Messages()):
+    for dialect in DIALECTS:
         stream = dialect.stream(question_in(dialect), "x", 1)
         shown = (stream.start() + stream.show(message["content"], "thought") + stream.keep_alive()).decode()
         assert '"tool_calls"' not in shown
         assert "function_call" not in shown
         assert "tool_use" not in shown
         assert "message_delta" not in shown
+        assert "functionCall" not in shown
         assert "output_item.done" not in shown
 
 
@@ -263,7 +318,7 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(
         ["type", "role", "content", "text", "tool_use", "tool_use_id", "input", "thinking", "tool_calls", "function", "name", "arguments",
-         "id", "call_id", "output", "tools"]
+         "id", "call_id", "output", "tools", "parts", "functionCall", "functionResponse", "response", "args"]
     ), inner, max_size=4),
     max_leaves=12,
 )  # fmt: skip
@@ -272,13 +327,28 @@ JSON = st.recursive(
 @given(
     st.dictionaries(
         st.sampled_from(
-            ["messages", "input", "tools", "stream_options", "text", "model", "instructions", "system", "tool_choice", "output_config"]
+            [
+                "messages",
+                "input",
+                "tools",
+                "stream_options",
+                "text",
+                "model",
+                "instructions",
+                "system",
+                "tool_choice",
+                "output_config",
+                "contents",
+                "systemInstruction",
+                "generationConfig",
+                "toolConfig",
+            ]
         ),
         JSON,
     )
 )
 def test_any_body_is_parsed_or_refused(body: dict[str, Any]) -> None:
-    for dialect in (ChatCompletions(), Responses(), Messages()):
+    for dialect in DIALECTS:
         try:
             assert dialect.parse(body, {}).digest
         except BadRequestError as error:

@@ -1,0 +1,90 @@
+"""OpenAI's own client against the proxy: what it takes, harnesses take."""
+
+from typing import Any
+
+import openai
+import pytest
+
+from contracts.failures import Limit
+from contracts.sessions import Sampling, SessionLimits
+from tests.proxy.clients import FLAT_TOOL, TOOL, call_text, user
+from tests.support.proxy import Proxy
+from tests.support.stub_engine import StubEngine
+
+
+def client(proxy: Proxy, key: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{proxy.url}/v1", api_key=key, max_retries=0)
+
+
+def agent(prompt: str) -> str:
+    if prompt.count("<tool_response>") < 2:
+        return "<think>\nlook\n</think>\n\nI look." + call_text(f"echo {prompt.count('<tool_response>')}")
+    return "done"
+
+
+def check(proxy: Proxy, stub: StubEngine, session: str, dialect: str) -> None:
+    """One segment of three calls, each of which extends the one before by its recorded tokens."""
+    recorded = proxy.calls(session).calls
+    assert [call.parent for call in recorded] == [None, 0, 1]
+    assert {(call.segment, call.dialect) for call in recorded} == {(0, dialect)}
+    assert [call.prompt_ids for call in recorded] == stub.prompts
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_conversation_by_chat_completions_is_one_segment(proxy: Proxy, stub: StubEngine, member: int, streamed: bool) -> None:
+    stub.script = agent
+    session, key = proxy.open(member, sampling=Sampling(temperature=1.0, max_tokens=200))
+    openai_client = client(proxy, key)
+    messages: list[Any] = [user("Go.")]
+    while True:
+        ask: dict[str, Any] = {"model": "policy", "messages": messages, "tools": [TOOL]}
+        if streamed:
+            with openai_client.chat.completions.stream(**ask) as stream:
+                choice = stream.get_final_completion().choices[0]
+        else:
+            choice = openai_client.chat.completions.create(**ask).choices[0]
+        messages.append(choice.message)
+        if not choice.message.tool_calls:
+            break
+        assert choice.finish_reason == "tool_calls"
+        messages += [{"role": "tool", "tool_call_id": call.id, "content": "ok"} for call in choice.message.tool_calls]
+    assert (choice.finish_reason, choice.message.content) == ("stop", "done")
+    check(proxy, stub, session, "chat")
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_conversation_by_responses_is_one_segment(proxy: Proxy, stub: StubEngine, member: int, streamed: bool) -> None:
+    stub.script = agent
+    session, key = proxy.open(member, sampling=Sampling(temperature=1.0, max_tokens=200))
+    openai_client = client(proxy, key)
+    items: list[Any] = [user("Go.")]
+    while True:
+        ask: dict[str, Any] = {"model": "policy", "input": items, "tools": [{**FLAT_TOOL, "strict": False}]}
+        if streamed:
+            with openai_client.responses.stream(**ask) as stream:
+                reply: Any = stream.get_final_response()
+        else:
+            reply = openai_client.responses.create(**ask)
+        items += [item.model_dump(exclude_none=True) for item in reply.output]
+        calls = [item for item in reply.output if item.type == "function_call"]
+        if not calls:
+            break
+        assert [item.type for item in reply.output] == ["reasoning", "message", "function_call"]
+        items += [{"type": "function_call_output", "call_id": call.call_id, "output": "ok"} for call in calls]
+    assert (reply.status, reply.output_text) == ("completed", "done")
+    check(proxy, stub, session, "responses")
+
+
+def test_errors_are_the_ones_that_the_client_knows(proxy: Proxy, stub: StubEngine, member: int) -> None:
+    stub.script = lambda _: "x"
+    with pytest.raises(openai.AuthenticationError, match="not one of an open session"):
+        client(proxy, "of-x-y").chat.completions.create(model="policy", messages=[{"role": "user", "content": "hi"}])
+    session, key = proxy.open(member, limits=SessionLimits(calls=1, tokens=1000))
+    ask = client(proxy, key)
+    with pytest.raises(openai.BadRequestError, match="'n' is not supported"):
+        ask.chat.completions.create(model="policy", n=2, messages=[{"role": "user", "content": "hi"}])
+    with pytest.raises(openai.BadRequestError, match="the context window of this model") as caught:
+        ask.responses.create(model="policy", input="many words " * 20_000)
+    assert caught.value.code == "context_length_exceeded"
+    assert proxy.close(session).limit_reached is Limit.CONTEXT
+    assert [model.id for model in client(proxy, proxy.open(member + 500_000)[1]).models.list()] == ["policy"]
