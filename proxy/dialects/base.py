@@ -62,8 +62,8 @@ class Dialect(ABC):
         """An encoder for one streamed reply, whose ids are made from `identity`."""
 
     def count(self, tokens: int) -> dict[str, Any]:
-        """The reply to a request that is to be counted."""
-        raise NotImplementedError
+        """The reply to a request at a path that counts. A dialect that lists one says its own; it is asked of no other."""
+        raise TypeError(f"the dialect {self.name} has no path that counts")
 
     def error(self, error: ProxyError) -> dict[str, Any]:
         """The reply that says why there is no answer."""

@@ -21,6 +21,13 @@ def call_text(cmd: str, name: str = "exec_command") -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': {'cmd': cmd}})}\n</tool_call>"
 
 
+def thoughtful_agent(prompt: str) -> str:
+    """A script for the StubEngine: thinks, says and calls something until it has seen two outputs, then says that it is done."""
+    if prompt.count("<tool_response>") < 2:
+        return "<think>\nlook\n</think>\n\nI look." + call_text(f"echo {prompt.count('<tool_response>')}")
+    return "done"
+
+
 def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 

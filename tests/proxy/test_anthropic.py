@@ -6,7 +6,7 @@ from anthropic.types import MessageParam, ToolParam
 
 from contracts.failures import Limit
 from contracts.sessions import Sampling, SessionLimits
-from tests.proxy.clients import TOOL, call_text
+from tests.proxy.clients import TOOL, thoughtful_agent
 from tests.support.proxy import Proxy
 from tests.support.stub_engine import StubEngine
 
@@ -17,15 +17,9 @@ def client(proxy: Proxy, key: str) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=proxy.url, api_key=key, max_retries=0)
 
 
-def agent(prompt: str) -> str:
-    if prompt.count("<tool_response>") < 2:
-        return "<think>\nlook\n</think>\n\nI look." + call_text(f"echo {prompt.count('<tool_response>')}")
-    return "done"
-
-
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_conversation_with_tools_is_one_segment(proxy: Proxy, stub: StubEngine, member: int, streamed: bool) -> None:
-    stub.script = agent
+    stub.script = thoughtful_agent
     session, key = proxy.open(member, sampling=Sampling(temperature=1.0, max_tokens=200))
     messages: list[MessageParam] = [{"role": "user", "content": "Go."}]
     while True:

@@ -7,7 +7,7 @@ from google import genai
 from google.genai import errors, types
 
 from contracts.sessions import Sampling
-from tests.proxy.clients import TOOL, call_text
+from tests.proxy.clients import TOOL, thoughtful_agent
 from tests.support.proxy import Proxy
 from tests.support.stub_engine import StubEngine
 
@@ -24,15 +24,9 @@ def client(proxy: Proxy, key: str) -> genai.Client:
     return genai.Client(api_key=key, vertexai=False, http_options=types.HttpOptions(base_url=proxy.url))
 
 
-def agent(prompt: str) -> str:
-    if prompt.count("<tool_response>") < 2:
-        return "<think>\nlook\n</think>\n\nI look." + call_text(f"echo {prompt.count('<tool_response>')}")
-    return "done"
-
-
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_conversation_with_tools_is_one_segment(proxy: Proxy, stub: StubEngine, member: int, streamed: bool) -> None:
-    stub.script = agent
+    stub.script = thoughtful_agent
     session, key = proxy.open(member, sampling=Sampling(temperature=1.0, max_tokens=200))
     google = client(proxy, key)
     contents: list[Any] = [types.Content(role="user", parts=[types.Part(text="Go.")])]

@@ -7,19 +7,13 @@ import pytest
 
 from contracts.failures import Limit
 from contracts.sessions import Sampling, SessionLimits
-from tests.proxy.clients import FLAT_TOOL, TOOL, call_text, user
+from tests.proxy.clients import FLAT_TOOL, TOOL, thoughtful_agent, user
 from tests.support.proxy import Proxy
 from tests.support.stub_engine import StubEngine
 
 
 def client(proxy: Proxy, key: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{proxy.url}/v1", api_key=key, max_retries=0)
-
-
-def agent(prompt: str) -> str:
-    if prompt.count("<tool_response>") < 2:
-        return "<think>\nlook\n</think>\n\nI look." + call_text(f"echo {prompt.count('<tool_response>')}")
-    return "done"
 
 
 def check(proxy: Proxy, stub: StubEngine, session: str, dialect: str) -> None:
@@ -32,7 +26,7 @@ def check(proxy: Proxy, stub: StubEngine, session: str, dialect: str) -> None:
 
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_conversation_by_chat_completions_is_one_segment(proxy: Proxy, stub: StubEngine, member: int, streamed: bool) -> None:
-    stub.script = agent
+    stub.script = thoughtful_agent
     session, key = proxy.open(member, sampling=Sampling(temperature=1.0, max_tokens=200))
     openai_client = client(proxy, key)
     messages: list[Any] = [user("Go.")]
@@ -54,7 +48,7 @@ def test_a_conversation_by_chat_completions_is_one_segment(proxy: Proxy, stub: S
 
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_conversation_by_responses_is_one_segment(proxy: Proxy, stub: StubEngine, member: int, streamed: bool) -> None:
-    stub.script = agent
+    stub.script = thoughtful_agent
     session, key = proxy.open(member, sampling=Sampling(temperature=1.0, max_tokens=200))
     openai_client = client(proxy, key)
     items: list[Any] = [user("Go.")]
