@@ -1,4 +1,4 @@
-"""Make the policy: a random Qwen3 of half a million parameters. Run with the trainer's python: `model.py TOKENIZER_DIR --seed N`."""
+"""Make the policy: a random Qwen3 of 1.5 million parameters. Run with the trainer's python: `model.py TOKENIZER_DIR --seed N`."""
 
 import argparse
 from pathlib import Path
@@ -11,7 +11,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path, help="holds the tokenizer; the weights are written beside it")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=2)
     arguments = parser.parse_args()
     torch.manual_seed(arguments.seed)

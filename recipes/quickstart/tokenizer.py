@@ -16,7 +16,8 @@ from transformers import PreTrainedTokenizerFast
 
 ENDS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
-PIECES = r" ?[A-Za-z]+|[0-9]| ?[^\sA-Za-z0-9]+|\s+"
+# whole: an option with its value (` -d=`, ` -f2`), a file's name, a word with its space; digits one by one
+PIECES = r" -[a-z]=?[0-9]?| ?[A-Za-z]+\.txt| ?[A-Za-z]+|[0-9]| ?[^\sA-Za-z0-9]+|\s+"
 CALL = ('{"name": "exec_command", "arguments": {"cmd": "', '"}}')
 
 
