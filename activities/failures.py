@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from temporalio.exceptions import ApplicationError
 
 from contracts.failures import Cause, RolloutError, boundary
+from infra.storage import StorageError
 
 
 @contextmanager
@@ -19,3 +20,15 @@ def failing_as(cause: Cause, doing: str) -> Iterator[None]:
             yield
     except RolloutError as error:
         raise ApplicationError(str(error)[:4000], type=error.cause.value, non_retryable=True) from error
+
+
+@contextmanager
+def outlasting() -> Iterator[None]:
+    """For work that nothing is lost by asking for again: storage or the proxy being away is retried as an activity, until they are back."""
+    try:
+        yield
+    except StorageError as error:
+        raise ApplicationError(str(error), type=Cause.STORAGE_UNAVAILABLE) from error
+    except RolloutError as error:
+        away = error.cause is Cause.PROXY_UNAVAILABLE
+        raise ApplicationError(str(error), type=error.cause.value, non_retryable=not away) from error

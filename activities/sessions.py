@@ -19,7 +19,7 @@ def _tls() -> ssl.SSLContext:
 
 
 class ProxyClient:
-    """Opens, reads and seals sessions. Raises RolloutError(PROXY_UNAVAILABLE) for whatever the proxy cannot do now."""
+    """Opens, reads and seals sessions. Raises RolloutError: PROXY_UNAVAILABLE if the proxy cannot do it now."""
 
     def __init__(self, settings: Settings) -> None:
         headers = {"authorization": f"Bearer {settings.proxy_admin_token.get_secret_value()}"}
@@ -53,7 +53,6 @@ class ProxyClient:
         except httpx.HTTPError as error:
             raise RolloutError(Cause.PROXY_UNAVAILABLE, f"the proxy does not answer: {type(error).__name__}") from error
         if response.status_code >= 400:
-            raise RolloutError(
-                Cause.PROXY_UNAVAILABLE, f"the proxy answered {response.status_code} to {method} {path}: {response.text[:300]}"
-            )
+            cause = Cause.PROXY_UNAVAILABLE if response.status_code >= 500 else Cause.INTERNAL  # the latter: asked wrongly, by us
+            raise RolloutError(cause, f"the proxy answered {response.status_code} to {method} {path}: {response.text[:300]}")
         return response.content

@@ -5,9 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.support.processes import ROOT, TRAINER_PYTHON
 from tests.support.vllm import Vllm, vllm_server
+
+settings.register_profile("openforge", deadline=None)  # a busy machine is not a wrong answer
+settings.load_profile("openforge")
 
 
 @pytest.fixture(scope="session")

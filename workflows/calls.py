@@ -120,14 +120,15 @@ async def score(attempt: Attempt) -> Score:
 
 
 async def record_trajectory(request: RecordTrajectory) -> TrajectoryRef:
-    # Five tries, then the rollout fails as storage_unavailable and the streak of such failures pauses the run.
+    # A finished rollout is worth any wait. Its place in the window stays taken, so an outage stops new rollouts and burns no task.
     return await _execute(
         Activity.RECORD_TRAJECTORY,
         request,
         result_type=TrajectoryRef,
         task_queue=SANDBOX_QUEUE,
         start_to_close_timeout=timedelta(minutes=5),
-        retry_policy=RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=5),
+        heartbeat_timeout=HEARTBEAT,
+        retry_policy=OUTLAST,
         summary=request.ending.outcome.value,
     )
 

@@ -21,12 +21,13 @@ import httpx
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from activities.failures import outlasting
 from activities.heartbeats import beating
 from contracts.identity import version_prefix
 from contracts.runs import Activity
 from contracts.updates import Published, PublishRequest, VersionManifest, weight_label
 from infra.settings import Settings, settings
-from infra.storage import Storage, StorageError
+from infra.storage import Storage
 
 KEEP_STAGED = 2
 
@@ -47,9 +48,8 @@ async def publish_policy(request: PublishRequest) -> Published:
         stale = [url for url in urls if await _label(client, url) != label]
         if stale:
             try:
-                directory = await asyncio.to_thread(stage, Storage.of(settings()), settings(), request)
-            except StorageError as error:
-                raise ApplicationError(str(error), type="storage_unavailable") from error
+                with outlasting():
+                    directory = await asyncio.to_thread(stage, Storage.of(settings()), settings(), request)
             except (ValueError, FileNotFoundError) as error:
                 raise ApplicationError(str(error), type="bad_weights", non_retryable=True) from error
             for url in stale:

@@ -1,7 +1,6 @@
 """`record_trajectory`: the calls of a rollout's session, with how it ended, as one Parquet file at the rollout's own path."""
 
 import asyncio
-import hashlib
 import io
 import json
 from typing import Any
@@ -10,7 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from temporalio import activity
 
-from activities.failures import failing_as
+from activities.failures import failing_as, outlasting
+from activities.heartbeats import beating
 from activities.sessions import ProxyClient
 from activities.trajectories.segments import Segment, segments
 from contracts.failures import Cause
@@ -24,17 +24,19 @@ from infra.storage import Storage
 
 @activity.defn(name=Activity.RECORD_TRAJECTORY)
 async def record_trajectory(request: RecordTrajectory) -> TrajectoryRef:
-    """Write the file; a repeat overwrites it with the same content."""
-    with failing_as(Cause.STORAGE_UNAVAILABLE, "write the trajectory"):
+    """Write the file; a repeat overwrites it with the same content. What is away, storage or the proxy, is waited for."""
+    path = request.attempt.spec.rollout.trajectory_path
+    async with beating():
         calls = SessionCalls(session_id="", calls=[])
         if request.session_id:
-            async with ProxyClient(settings()) as proxy:
-                calls = await proxy.calls(request.session_id)
-        found = segments(calls.calls)
-        data = to_parquet(rows(request, found))
-        path = request.attempt.spec.rollout.trajectory_path
-        digest = hashlib.sha256(data).hexdigest()
-        await asyncio.to_thread(Storage.of(settings()).write, path, data)
+            with outlasting():
+                async with ProxyClient(settings()) as proxy:
+                    calls = await proxy.calls(request.session_id)
+        with failing_as(Cause.INTERNAL, "make the trajectory"):
+            found = segments(calls.calls)
+            data = to_parquet(rows(request, found))
+        with outlasting():
+            digest = await asyncio.to_thread(Storage.of(settings()).write, path, data)
     versions = [span.version for segment in found for span in segment.versions]
     return TrajectoryRef(
         path=path,

@@ -7,13 +7,14 @@ from collections import Counter
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from activities.failures import outlasting
 from activities.heartbeats import beating
 from contracts.batches import BatchSummary, Ledger, Manifest, SealBatch
-from contracts.failures import Cause, Outcome
+from contracts.failures import Outcome
 from contracts.identity import manifest_path
 from contracts.runs import Activity
 from infra.settings import settings
-from infra.storage import Storage, StorageError
+from infra.storage import Storage
 
 
 @activity.defn(name=Activity.SEAL_BATCH)
@@ -31,14 +32,12 @@ async def seal_batch(request: SealBatch) -> BatchSummary:
     )
     path = manifest_path(request.run, request.batch)
     async with beating():
-        try:
+        with outlasting():
             storage = Storage.of(settings())
             for result in request.results:
                 if result.trajectory and not await asyncio.to_thread(storage.exists, result.trajectory.path):
                     raise ApplicationError(f"{storage.url(result.trajectory.path)} is not there", type="file_missing", non_retryable=True)
             await asyncio.to_thread(storage.write, path, manifest.model_dump_json().encode())
-        except StorageError as error:
-            raise ApplicationError(str(error), type=Cause.STORAGE_UNAVAILABLE) from error
     return summarise(manifest, path)
 
 

@@ -1,5 +1,7 @@
 """The whole job with a real S3 server as its storage."""
 
+import os
+import signal
 from collections.abc import Iterator
 
 import pyarrow.parquet as pq
@@ -7,7 +9,7 @@ import pytest
 import s3fs
 
 from contracts.batches import Manifest
-from tests.support.stack import RECIPE, Stack
+from tests.support.stack import RECIPE, Stack, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.trainer]
 
@@ -20,7 +22,10 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     made.run("down")
 
 
-def test_a_run_leaves_everything_in_the_bucket(stack: Stack) -> None:
+def test_a_run_outlives_its_storage_and_leaves_everything_in_the_bucket(stack: Stack) -> None:
+    stack.run("train", str(RECIPE), "--name", "remote", "--set", "training.iterations=1", "--detach")
+    until(lambda: stack.progress("remote").get("in_flight", {}).get("completed", 0) > 4, 120, "the first rollouts")
+    os.kill(stack.pid("seaweedfs"), signal.SIGKILL)
     printed = stack.run("train", str(RECIPE), "--name", "remote", "--set", "training.iterations=1")
     assert "iteration 1 (rl)" in printed
     assert "on the same tasks:" in printed

@@ -2,14 +2,18 @@
 
 import io
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
 
-from activities.trajectories.record import rows, to_parquet
+from activities.trajectories.record import record_trajectory, rows, to_parquet
 from activities.trajectories.segments import segments
 from contracts.config import HarnessConfig, SandboxConfig
 from contracts.failures import Cause, Outcome
@@ -17,6 +21,8 @@ from contracts.identity import RolloutId
 from contracts.rollouts import Attempt, Ending, HarnessEnd, RecordTrajectory, RolloutSpec, Score, TaskRef
 from contracts.sessions import CallKind, CallRecord, CallTimings, Sampling, SegmentReason, SessionLimits, VersionSpan
 from contracts.trajectory import TRAJECTORY_SCHEMA
+from infra.settings import settings
+from tests.support.processes import free_port
 
 TOKENS = st.lists(st.integers(0, 50_000), min_size=1, max_size=6)
 TURNS = st.lists(st.tuples(TOKENS, TOKENS, st.integers(0, 3)), min_size=1, max_size=5)  # added, sampled, version
@@ -109,3 +115,24 @@ def test_an_ending_without_a_call_is_on_file_and_its_reward_is_null() -> None:
     assert row["reward"] is None
     assert not row["trainable"]
     assert row["response_ids"] == []
+
+
+@pytest.fixture
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("OPENFORGE_HOME", str(tmp_path))
+    monkeypatch.setenv("OPENFORGE_PROXY_URL", f"http://127.0.0.1:{free_port()}")  # nobody listens
+    settings.cache_clear()
+    yield
+    settings.cache_clear()
+
+
+@pytest.mark.usefixtures("_home")
+@pytest.mark.parametrize("away", [Cause.STORAGE_UNAVAILABLE, Cause.PROXY_UNAVAILABLE])
+async def test_recording_is_asked_for_again_while_storage_or_the_proxy_is_away(away: Cause, tmp_path: Path) -> None:
+    asked = request(Ending(outcome=Outcome.COMPLETED))
+    if away is Cause.STORAGE_UNAVAILABLE:
+        asked = asked.model_copy(update={"session_id": ""})
+        (tmp_path / "storage").write_text("a file where the directory should be")
+    with pytest.raises(ApplicationError) as caught:
+        await ActivityEnvironment().run(record_trajectory, asked)
+    assert (caught.value.type, caught.value.non_retryable) == (away, False)
