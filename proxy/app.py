@@ -160,7 +160,7 @@ async def _events(dialect: Dialect, question: Question, pending: Pending) -> Asy
         yield first
     last = time.monotonic()
     async for _ in pending.watch(KEEP_ALIVE_SECONDS):
-        if parts := stream.show(pending.content, pending.reasoning):
+        if parts := stream.show(pending.message):
             yield parts
             last = time.monotonic()
         elif time.monotonic() - last >= KEEP_ALIVE_SECONDS:

@@ -4,6 +4,8 @@ A message is a chat-completions message with these keys and no others: `role` (s
 string), and where they apply `reasoning_content`, `tool_calls` [{id, type, function: {name, arguments: JSON text}}],
 `tool_call_id`. A tool is {type: function, function: {name, description, parameters}}.
 
+While an answer is sampled, its message grows: content, reasoning and arguments get longer, calls are added (`extends`).
+
 Two messages are the same when a harness may have made one of them out of the other by echoing it: arguments are compared
 parsed, `null` content equals the empty string, reasoning does not count, call ids are compared by their letters and digits.
 """
@@ -32,7 +34,7 @@ def message_key(message: Message) -> str:
     role, content = message["role"], message.get("content") or ""
     if role == "assistant":
         calls = [
-            [_call_id(call["id"]), call["function"]["name"], _arguments(call["function"]["arguments"])]
+            [_call_id(call["id"]), call["function"]["name"], arguments_object(call["function"]["arguments"])]
             for call in message.get("tool_calls") or []
         ]
         return digest([role, content.strip(), calls])
@@ -45,11 +47,40 @@ def _call_id(call_id: str) -> str:
     return "".join(filter(str.isalnum, call_id))
 
 
-def _arguments(text: str) -> object:
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """A call's arguments as an object, for dialects that know no other; a text that is none is given as {"arguments": text}."""
     try:
-        return json.loads(text)
+        value = json.loads(arguments)
     except (ValueError, RecursionError):
-        return text.strip()
+        value = None
+    return value if isinstance(value, dict) else {"arguments": arguments.strip()}
+
+
+def assistant(content: str, reasoning: str, calls: Sequence[tuple[str, str, str]]) -> Message:
+    """An assistant message. `calls` are (id, name, arguments as text)."""
+    message: Message = {"role": "assistant", "content": content}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = [
+            {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}} for call_id, name, arguments in calls
+        ]
+    return message
+
+
+def extends(message: Message, earlier: Message) -> bool:
+    """Whether the assistant's `message` begins with all that `earlier` says."""
+    calls, before = message.get("tool_calls", []), earlier.get("tool_calls", [])
+    return (
+        message["content"].startswith(earlier["content"])
+        and message.get("reasoning_content", "").startswith(earlier.get("reasoning_content", ""))
+        and len(calls) >= len(before)
+        and all(
+            (now["id"], now["function"]["name"]) == (then["id"], then["function"]["name"])
+            and now["function"]["arguments"].startswith(then["function"]["arguments"])
+            for now, then in zip(calls, before, strict=False)
+        )
+    )
 
 
 def chain(keys: Sequence[str], start: str = "") -> list[str]:

@@ -1,8 +1,8 @@
 """From a question to a durable answer: limits, tokens, engine, parsing, journal, in this order.
 
 Invariants:
-1. A call is in the journal before anybody learns that it is finished. Text may be shown while it is sampled; tool calls, which
-   a harness acts on, and the end of the reply come after the commit.
+1. A call is in the journal before anybody learns that it is finished. Text and arguments may be shown while they are sampled; what a
+   harness acts on, the end of a tool call and the end of the reply, comes after the commit.
 2. A call goes on when its client goes away, so that a client that comes back with the same question finds the answer.
 """
 
@@ -16,7 +16,7 @@ from typing import Literal
 
 from contracts.failures import Limit
 from contracts.sessions import CallRecord, CallTimings
-from proxy.canonical import Answer, Message, Question, identity
+from proxy.canonical import Answer, Message, Question, assistant, extends, identity
 from proxy.engine import EnginePool
 from proxy.errors import BadRequestError, EngineUnavailableError, LimitReachedError, ProxyError, UnauthorizedError
 from proxy.graph import Call, Place
@@ -29,7 +29,7 @@ from proxy.metrics import (
     SAMPLED,
     SEGMENTS,
 )
-from proxy.rendering import Rendering
+from proxy.rendering import Parsed, Rendering
 from proxy.sampling import Job, Sample, Sampler
 from proxy.sessions import Session, Sessions
 
@@ -42,19 +42,17 @@ class Pending:
 
     identity: str
     created: int
-    content: str = ""
-    reasoning: str = ""
+    message: Message = field(default_factory=lambda: assistant("", "", ()))
     answer: Answer | None = None
     error: ProxyError | None = None
     task: "asyncio.Task[None] | None" = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def show(self, content: str, reasoning: str) -> bool:
-        """Let the text grow; returns whether it did. Text that does not extend what was shown is held back."""
-        grown = (content, reasoning) != (self.content, self.reasoning)
-        if not grown or not content.startswith(self.content) or not reasoning.startswith(self.reasoning):
+    def show(self, message: Message) -> bool:
+        """Let the message grow; returns whether it did. One that does not extend what was shown is held back."""
+        if message == self.message or not extends(message, self.message):
             return False
-        self.content, self.reasoning = content, reasoning
+        self.message = message
         self.changed()
         return True
 
@@ -221,7 +219,7 @@ class Generation:
 
     async def _sample(self, session: Session, question: Question, plan: Plan, pending: Pending) -> Sample:
         def show(ids: list[int]) -> bool:
-            return question.stream and pending.show(*self._rendering.partial(plan.prompt_ids, ids, question.tools))
+            return question.stream and pending.show(_message(session, plan, self._rendering.partial(plan.prompt_ids, ids, question.tools)))
 
         opened = session.opened
         params = {
@@ -237,14 +235,6 @@ class Generation:
     async def _record(self, session: Session, question: Question, plan: Plan, sample: Sample) -> Call:
         """Parse the answer and make the call durable. Raises JournalUnavailableError, and then the call was never made."""
         parsed = self._rendering.parse(plan.prompt_ids, sample.ids, question.tools)
-        message: Message = {"role": "assistant", "content": parsed.content}
-        if parsed.reasoning:
-            message["reasoning_content"] = parsed.reasoning
-        if parsed.calls:
-            message["tool_calls"] = [
-                {"id": _call_id(session, plan, index), "type": "function", "function": {"name": name, "arguments": arguments}}
-                for index, (name, arguments) in enumerate(parsed.calls)
-            ]
         finish_reason: Literal["stop", "length", "tool_calls"] = "tool_calls" if parsed.calls else "stop"
         if sample.finish_reason == "length":
             finish_reason = "length"
@@ -263,7 +253,7 @@ class Generation:
             engine=sample.engine_url,
             messages=plan.place.new_messages,
             tools=[] if parent else question.tools,
-            answer=message,
+            answer=_message(session, plan, parsed),
             prompt_ids=plan.prompt_ids[recorded:],
             response_ids=sample.ids,
             logprobs=sample.logprobs,
@@ -297,9 +287,10 @@ def check_engine(pools: dict[str, EnginePool], name: str) -> None:
         raise BadRequestError(f"there is no engine pool {name!r}; there are: {', '.join(sorted(pools))}")
 
 
-def _call_id(session: Session, plan: Plan, index: int) -> str:
-    """Letters and digits only: some harnesses strip everything else (docs/proxy.md)."""
-    return "call" + identity(session.session_id, plan.sequence, index)
+def _message(session: Session, plan: Plan, parsed: Parsed) -> Message:
+    """Ids of calls have letters and digits only: some harnesses strip everything else (docs/proxy.md)."""
+    calls = [("call" + identity(session.session_id, plan.sequence, index), *call) for index, call in enumerate(parsed.calls)]
+    return assistant(parsed.content, parsed.reasoning, calls)
 
 
 def _answer(call: Call) -> Answer:

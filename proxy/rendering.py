@@ -7,13 +7,14 @@ after the assistant's header, with nothing prefilled).
 """
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 from renderers import create_renderer
-from renderers.base import ToolCallParseStatus, load_tokenizer
+from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus, load_tokenizer
 from renderers.configs import RendererConfig
 
 from proxy.canonical import Message, Tool
@@ -21,11 +22,15 @@ from proxy.errors import BadRequestError
 
 RENDERER_OF_MODEL_TYPE: Final = {"qwen3": "qwen3", "qwen3_moe": "qwen3"}
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
+# A call as most families write it, as far as its arguments have begun. Those of other families are shown when they are whole.
+_OPENED: Final = re.compile(r'\s*\{\s*"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?P<arguments>\{)')
+_DECODER: Final = json.JSONDecoder()
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """A sampled answer. `calls` are (name, arguments as JSON text) in order; a malformed call is text, as the model wrote it."""
+    """A sampled answer. `calls` are (name, arguments) in order, the arguments as the model wrote them: JSON text, unless the model
+    wrote something else or was cut off."""
 
     content: str
     reasoning: str
@@ -50,7 +55,8 @@ class Rendering:
         settings = {"thinking_retention": "all", **(config or {"name": _renderer_for(tokenizer)})}
         adapter: TypeAdapter[Any] = TypeAdapter(RendererConfig)
         try:
-            self._renderer = create_renderer(load_tokenizer(str(tokenizer)), adapter.validate_python(settings))
+            self._tokenizer = load_tokenizer(str(tokenizer))
+            self._renderer = create_renderer(self._tokenizer, adapter.validate_python(settings))
         except ValidationError as error:
             reasons = "; ".join(str(problem["msg"]) for problem in error.errors())
             raise ValueError(f"the renderer configuration {settings} cannot be used: {reasons}") from error
@@ -79,20 +85,24 @@ class Rendering:
         return ids if ids[: len(recorded)] == recorded else None
 
     def parse(self, prompt_ids: list[int], response_ids: list[int], tools: list[Tool]) -> Parsed:
-        """Parse a finished answer."""
-        parsed = self._renderer.parse_response(response_ids, tools=tools or None, prompt_ids=prompt_ids)
-        good = [call for call in parsed.tool_calls if call.status is ToolCallParseStatus.OK and call.name]
-        malformed = [call.raw for call in parsed.tool_calls if call not in good]
-        return Parsed(
-            content="\n".join(filter(None, [parsed.content, *malformed])),
-            reasoning=parsed.reasoning_content or "",
-            calls=[(str(call.name), _json(call.arguments)) for call in good],
-        )
+        """Parse a finished answer. A call without a name is text, as the model wrote it, if the answer has no other call."""
+        parsed = self._parse(prompt_ids, response_ids, tools)
+        calls = [call for attempt in parsed.tool_calls if (call := _call(attempt))]
+        malformed = [] if calls else [attempt.raw for attempt in parsed.tool_calls]
+        content = "\n".join(filter(None, [parsed.content, *malformed]))
+        return Parsed(content.strip(), (parsed.reasoning_content or "").strip(), calls)
 
-    def partial(self, prompt_ids: list[int], response_ids: list[int], tools: list[Tool]) -> tuple[str, str]:
-        """(content, reasoning) of an answer that goes on: what can be shown already, without half a character."""
-        parsed = self._renderer.parse_response(response_ids, tools=tools or None, prompt_ids=prompt_ids)
-        return parsed.content.rstrip(_REPLACEMENT).rstrip(), (parsed.reasoning_content or "").rstrip(_REPLACEMENT).rstrip()
+    def partial(self, prompt_ids: list[int], response_ids: list[int], tools: list[Tool]) -> Parsed:
+        """What can be shown of an answer that goes on: the finished one begins with it. No half a character, no call without a name."""
+        parsed = self._parse(prompt_ids, response_ids, tools)
+        calls = [(name, arguments.rstrip(_REPLACEMENT)) for name, arguments in filter(None, map(_call, parsed.tool_calls))]
+        return Parsed(_shown(parsed.content), _shown(parsed.reasoning_content or ""), calls)
+
+    def _parse(self, prompt_ids: list[int], response_ids: list[int], tools: list[Tool]) -> ParsedResponse:
+        try:
+            return self._renderer.parse_response(response_ids, tools=tools or None, prompt_ids=prompt_ids)
+        except RecursionError:  # thousands of brackets in a call
+            return ParsedResponse(content=self._tokenizer.decode(response_ids))
 
 
 def _renderer_for(tokenizer: Path) -> str:
@@ -104,6 +114,26 @@ def _renderer_for(tokenizer: Path) -> str:
     if model_type not in RENDERER_OF_MODEL_TYPE:
         raise ValueError(f"no renderer is registered for model type {model_type!r} (known: {known}); name one instead")
     return RENDERER_OF_MODEL_TYPE[model_type]
+
+
+def _call(attempt: ParsedToolCall) -> tuple[str, str] | None:
+    """(name, arguments) of a call, also of one that is cut off or whose arguments are no JSON: the harness says what is wrong with it."""
+    if found := _OPENED.match(attempt.raw):
+        name, start = json.loads(found["name"], strict=False), found.start("arguments")
+        try:
+            end = _DECODER.raw_decode(attempt.raw, start)[1]
+        except (ValueError, RecursionError):
+            end = len(attempt.raw)
+        return (name, attempt.raw[start:end]) if name else None
+    if (
+        attempt.status is ToolCallParseStatus.OK and attempt.name and isinstance(attempt.name, str)
+    ):  # of a model that writes its calls in another form
+        return attempt.name, _json(attempt.arguments)
+    return None
+
+
+def _shown(text: str) -> str:
+    return text.rstrip(_REPLACEMENT).strip()
 
 
 def _plain(messages: list[Message]) -> list[Any]:

@@ -27,8 +27,8 @@ class Stream(ABC):
         """What is sent before the first token."""
 
     @abstractmethod
-    def show(self, content: str, reasoning: str) -> bytes:
-        """The text so far has become `content` and `reasoning`; each call extends the one before."""
+    def show(self, message: Message) -> bytes:
+        """The answer so far; each call extends the one before. Of a tool call it may send all but what says that the call is whole."""
 
     @abstractmethod
     def keep_alive(self) -> bytes:
@@ -162,15 +162,6 @@ def tool_call(call_id: object, name: str, arguments: object, where: str) -> dict
         "type": "function",
         "function": {"name": name, "arguments": string(arguments if arguments is not None else "{}", f"{where} arguments")},
     }
-
-
-def arguments_object(arguments: str) -> dict[str, Any]:
-    """A call's arguments for dialects that know objects only; a text that is none is given as {"arguments": text}."""
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {"arguments": arguments}
 
 
 def not_empty(messages: list[Message], where: str) -> list[Message]:

@@ -68,6 +68,7 @@ class _Stream(base.Stream):
     def __init__(self, question: Question, identity: str, created: int) -> None:
         self._include_usage = question.include_usage
         self._shown = {"content": "", "reasoning_content": ""}
+        self._arguments: list[int] = []  # characters shown of each call's arguments
         self._head = {
             "id": f"chatcmpl-{identity}",
             "object": "chat.completion.chunk",
@@ -78,22 +79,27 @@ class _Stream(base.Stream):
     def start(self) -> bytes:
         return self._chunk({"role": "assistant", "content": ""})
 
-    def show(self, content: str, reasoning: str) -> bytes:
+    def show(self, message: Message) -> bytes:
         parts = b""
-        for field, text in (("reasoning_content", reasoning), ("content", content)):
-            if delta := text[len(self._shown[field]) :]:
+        for field in ("reasoning_content", "content"):
+            if delta := message.get(field, "")[len(self._shown[field]) :]:
                 parts += self._chunk({field: delta})
-                self._shown[field] = text
+                self._shown[field] += delta
+        for index, call in enumerate(message.get("tool_calls", [])):
+            arguments = call["function"]["arguments"]
+            if index == len(self._arguments):
+                self._arguments.append(len(arguments))
+                parts += self._chunk({"tool_calls": [{"index": index, **call}]})
+            elif delta := arguments[self._arguments[index] :]:
+                self._arguments[index] = len(arguments)
+                parts += self._chunk({"tool_calls": [{"index": index, "function": {"arguments": delta}}]})
         return parts
 
     def keep_alive(self) -> bytes:
         return b": keep-alive\n\n"
 
     def end(self, answer: Answer) -> bytes:
-        parts = self.show(answer.message["content"], answer.message.get("reasoning_content", ""))
-        for index, call in enumerate(answer.message.get("tool_calls", [])):
-            parts += self._chunk({"tool_calls": [{"index": index, **call}]})
-        parts += self._chunk({}, answer.finish_reason)
+        parts = self.show(answer.message) + self._chunk({}, answer.finish_reason)
         if self._include_usage:
             parts += base.event({**self._head, "choices": [], "usage": _usage(answer)})
         return parts + base.event("[DONE]")

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
-from proxy.canonical import Answer, Message, Question, Tool
+from proxy.canonical import Answer, Message, Question, Tool, arguments_object
 from proxy.dialects import base
 from proxy.errors import BadRequestError, ProxyError
 
@@ -74,7 +74,7 @@ class Gemini(base.Dialect):
 
 
 class _Stream(base.Stream):
-    """Every event is a response of its own, with the parts that are new."""
+    """Every event is a response of its own, with the parts that are new. A call is one part, so it comes whole, and at the end."""
 
     def __init__(self, question: Question, identity: str) -> None:
         self._question = question
@@ -87,19 +87,20 @@ class _Stream(base.Stream):
     def keep_alive(self) -> bytes:
         return self._event([])
 
-    def show(self, content: str, reasoning: str) -> bytes:
-        parts = self._new(content, reasoning)
+    def show(self, message: Message) -> bytes:
+        parts = self._new(message)
         return self._event(parts) if parts else b""
 
     def end(self, answer: Answer) -> bytes:
-        parts = self._new(answer.message["content"], answer.message.get("reasoning_content", ""))
+        parts = self._new(answer.message)
         parts += [part for part in _parts(answer.message) if "functionCall" in part]
         return self._event(parts, answer)
 
     def fail(self, error: ProxyError) -> bytes:
         return base.event(Gemini().error(error))
 
-    def _new(self, content: str, reasoning: str) -> list[dict[str, Any]]:
+    def _new(self, message: Message) -> list[dict[str, Any]]:
+        content, reasoning = message["content"], message.get("reasoning_content", "")
         parts: list[dict[str, Any]] = []
         if delta := reasoning[len(self._reasoning) :]:
             parts.append({"text": delta, "thought": True})
@@ -135,7 +136,7 @@ def _parts(message: Message) -> list[dict[str, Any]]:
         parts.append({"text": message["content"]})
     for call in message.get("tool_calls", []):
         function = call["function"]
-        parts.append({"functionCall": {"id": call["id"], "name": function["name"], "args": base.arguments_object(function["arguments"])}})
+        parts.append({"functionCall": {"id": call["id"], "name": function["name"], "args": arguments_object(function["arguments"])}})
     return parts
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from contracts.sessions import CallKind
-from proxy.canonical import Answer, Message, Question, Tool
+from proxy.canonical import Answer, Message, Question, Tool, arguments_object
 from proxy.dialects import base
 from proxy.errors import BadRequestError, ProxyError
 
@@ -83,12 +83,13 @@ class Messages(base.Dialect):
 
 
 class _Stream(base.Stream):
-    """Blocks one after another: thinking, text, then the calls. A block is closed when the next one begins."""
+    """Blocks one after another: thinking, text, then the calls. A block is closed when the next one begins. Claude Code runs a call when
+    its block is closed, so the first call's is closed at the end, and further calls come then."""
 
     def __init__(self, question: Question, identity: str) -> None:
         self._question = question
         self._identity = identity
-        self._shown = {"thinking": "", "text": ""}
+        self._shown = {"thinking": "", "text": "", "tool_use": ""}
         self._open: str | None = None
         self._index = -1
 
@@ -100,8 +101,14 @@ class _Stream(base.Stream):
     def keep_alive(self) -> bytes:
         return base.event({"type": "ping"}, "ping")
 
-    def show(self, content: str, reasoning: str) -> bytes:
-        return self._grow("thinking", reasoning) + self._grow("text", content)
+    def show(self, message: Message) -> bytes:
+        parts = self._grow("thinking", message.get("reasoning_content", "")) + self._grow("text", message["content"])
+        for call in message.get("tool_calls", [])[:1]:
+            parts += b"" if self._open == "tool_use" else self._begin("tool_use", _tool_use(call, {}))
+            if delta := call["function"]["arguments"][len(self._shown["tool_use"]) :]:
+                self._shown["tool_use"] += delta
+                parts += self._delta({"type": "input_json_delta", "partial_json": delta})
+        return parts
 
     def _grow(self, kind: str, text: str) -> bytes:
         delta = text[len(self._shown[kind]) :]
@@ -114,11 +121,10 @@ class _Stream(base.Stream):
         return parts + self._delta({"type": f"{kind}_delta", kind: delta})
 
     def end(self, answer: Answer) -> bytes:
-        parts = self.show(answer.message["content"], answer.message.get("reasoning_content", ""))
-        for block in _blocks(answer.message):
-            if block["type"] == "tool_use":
-                parts += self._begin("tool_use", {**block, "input": {}})
-                parts += self._delta({"type": "input_json_delta", "partial_json": json.dumps(block["input"], ensure_ascii=False)})
+        parts = self.show(answer.message)
+        for call in answer.message.get("tool_calls", [])[1:]:
+            parts += self._begin("tool_use", _tool_use(call, {}))
+            parts += self._delta({"type": "input_json_delta", "partial_json": call["function"]["arguments"]})
         parts += self._close()
         delta = {"stop_reason": _STOP_REASONS[answer.finish_reason], "stop_sequence": None}
         parts += base.event({"type": "message_delta", "delta": delta, "usage": _usage(answer)}, "message_delta")
@@ -162,12 +168,12 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
         blocks.append({"type": "thinking", "thinking": reasoning, "signature": ""})
     if message["content"]:
         blocks.append({"type": "text", "text": message["content"]})
-    for call in message.get("tool_calls", []):
-        function = call["function"]
-        blocks.append(
-            {"type": "tool_use", "id": call["id"], "name": function["name"], "input": base.arguments_object(function["arguments"])}
-        )
-    return blocks
+    calls = message.get("tool_calls", [])
+    return blocks + [_tool_use(call, arguments_object(call["function"]["arguments"])) for call in calls]
+
+
+def _tool_use(call: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": arguments}
 
 
 def _messages(item: dict[str, Any], where: str) -> list[Message]:

@@ -2,7 +2,7 @@
 
 Codex resolves a call by (namespace, name), so a tool of a namespace gets a canonical name of its own and is taken apart again
 in the reply. Codex runs a function call as soon as it has read its `output_item.done`, also when the stream breaks off after
-it; for that reason nothing but text is sent before the call is durable.
+it; for that reason this event is sent when the call is durable, and never for a call that was cut off.
 """
 
 import json
@@ -68,6 +68,7 @@ class _Stream(base.Stream):
         self._number = 0
         self._reasoning: str | None = None  # shown so far; None before the item is added
         self._content: str | None = None
+        self._arguments: list[str] = []  # of each call that is shown
 
     def start(self) -> bytes:
         return self._status("response.created") + self._status("response.in_progress")
@@ -75,8 +76,9 @@ class _Stream(base.Stream):
     def keep_alive(self) -> bytes:
         return self._status("response.in_progress")
 
-    def show(self, content: str, reasoning: str) -> bytes:
-        return self._show_reasoning(reasoning) + self._show_content(content)
+    def show(self, message: Message) -> bytes:
+        parts = self._show_reasoning(message.get("reasoning_content", "")) + self._show_content(message["content"])
+        return parts + self._show_calls(message.get("tool_calls", []))
 
     def _show_reasoning(self, text: str) -> bytes:
         parts = b""
@@ -100,8 +102,20 @@ class _Stream(base.Stream):
             parts += self._event("response.output_text.delta", **self._part("msg", index), delta=delta, logprobs=[])
         return parts
 
+    def _show_calls(self, calls: list[dict[str, Any]]) -> bytes:
+        parts, first = b"", (self._reasoning is not None) + (self._content is not None)
+        for index, call in enumerate(calls):
+            item, place = _call_item(self._question, self._identity, index, call, "in_progress"), {"output_index": first + index}
+            if index == len(self._arguments):
+                self._arguments.append("")
+                parts += self._event("response.output_item.added", **place, item={**item, "arguments": ""})
+            if delta := item["arguments"][len(self._arguments[index]) :]:
+                self._arguments[index] += delta
+                parts += self._event("response.function_call_arguments.delta", **place, item_id=item["id"], delta=delta)
+        return parts
+
     def end(self, answer: Answer) -> bytes:
-        parts = self.show(answer.message["content"], answer.message.get("reasoning_content", ""))
+        parts = self.show(answer.message)
         response = _response(self._question, self._identity, self._created, answer)
         for index, item in enumerate(response["output"]):
             parts += self._item(index, item)
@@ -123,10 +137,9 @@ class _Stream(base.Stream):
             parts += self._event("response.content_part.done", **self._part("msg", index), part=part)
         else:
             place = {"output_index": index, "item_id": item["id"]}
-            added = {**item, "status": "in_progress", "arguments": ""}
-            parts += self._event("response.output_item.added", output_index=index, item=added)
-            parts += self._event("response.function_call_arguments.delta", **place, delta=item["arguments"])
-            parts += self._event("response.function_call_arguments.done", **place, arguments=item["arguments"])
+            parts += self._event("response.function_call_arguments.done", **place, name=item["name"], arguments=item["arguments"])
+            if item["status"] == "incomplete":
+                return b""
         return parts + self._event("response.output_item.done", output_index=index, item=item)
 
     def fail(self, error: ProxyError) -> bytes:
@@ -190,18 +203,29 @@ def _output(question: Question, answer: Answer, status: str) -> list[dict[str, A
     if message["content"] or not calls:
         items.append(_message_item(identity, message["content"], status))
     for index, call in enumerate(calls):
-        function = call["function"]
-        namespace, name = question.names.get(function["name"], (None, function["name"]))
-        item = {
-            "type": "function_call",
-            "id": f"fc_{identity}{index}",
-            "call_id": call["id"],
-            "name": name,
-            "arguments": function["arguments"],
-            "status": status,
-        }
-        items.append({**item, "namespace": namespace} if namespace else item)
+        cut = status == "incomplete" and not _is_object(call["function"]["arguments"])
+        items.append(_call_item(question, identity, index, call, "incomplete" if cut else "completed"))
     return items
+
+
+def _is_object(text: str) -> bool:
+    with suppress(ValueError, RecursionError):
+        return isinstance(json.loads(text), dict)
+    return False
+
+
+def _call_item(question: Question, identity: str, index: int, call: dict[str, Any], status: str) -> dict[str, Any]:
+    function = call["function"]
+    namespace, name = question.names.get(function["name"], (None, function["name"]))
+    item = {
+        "type": "function_call",
+        "id": f"fc_{identity}{index}",
+        "call_id": call["id"],
+        "name": name,
+        "arguments": function["arguments"],
+        "status": status,
+    }
+    return {**item, "namespace": namespace} if namespace else item
 
 
 def _message_item(identity: str, text: str, status: str) -> dict[str, Any]:

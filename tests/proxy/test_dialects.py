@@ -30,17 +30,30 @@ def question_in(dialect: Dialect, **fields: Any) -> Question:
     return dialect.parse({"model": "m", "stream": True, **prompts.get(dialect.name, {"messages": [HI]}), **fields}, {})
 
 
+def grown(message: Message, length: int) -> Message:
+    """The message when `length` characters of its content and of its calls' arguments have been sampled."""
+    content, calls = message["content"][:length], []
+    left = length - len(message["content"])
+    for call in message.get("tool_calls", []):
+        if left < 0:
+            break
+        function = call["function"]
+        calls.append({**call, "function": {**function, "arguments": function["arguments"][:left]}})
+        left -= len(function["arguments"])
+    return {**message, "content": content, "tool_calls": calls}
+
+
 def streamed(dialect: Dialect, answer: Answer, cuts: list[int]) -> str:
-    """A whole stream whose text was shown piece by piece."""
+    """A whole stream whose message was shown as it grew."""
     stream = dialect.stream(question_in(dialect, stream_options={"include_usage": True}), answer.identity, 1)
     text = stream.start()
     for cut in sorted(cuts):
-        text += stream.show(answer.message["content"][:cut], "") + stream.keep_alive()
+        text += stream.show(grown(answer.message, cut)) + stream.keep_alive()
     return (text + stream.end(answer)).decode()
 
 
 HI = {"role": "user", "content": "hi"}
-CUTS = st.lists(st.integers(0, 12), max_size=4)
+CUTS = st.lists(st.integers(0, 60), max_size=6)
 
 
 @given(ANSWERS)
@@ -57,8 +70,13 @@ def test_a_streamed_chat_answer_adds_up_to_the_whole_one(message: Message, cuts:
     chunks = events(streamed(dialect, answer_of(message), cuts))
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
     assert "".join(delta.get("content", "") for delta in deltas) == message["content"]
-    calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
-    assert [{key: call[key] for key in ("id", "type", "function")} for call in calls] == message.get("tool_calls", [])
+    calls: list[Any] = []
+    for call in [call for delta in deltas for call in delta.get("tool_calls", [])]:
+        if call["index"] == len(calls):
+            calls.append({key: call[key] for key in ("id", "type", "function")})
+        else:
+            calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+    assert calls == message.get("tool_calls", [])
     assert chunks[-1]["usage"]["total_tokens"] == 12
 
 
@@ -104,25 +122,27 @@ def test_a_messages_answer_echoed_is_the_same_message(message: Message) -> None:
 def test_messages_events_are_blocks_one_after_another_that_add_up_to_the_answer(message: Message, cuts: list[int]) -> None:
     dialect, answer = Messages(), answer_of({**message, "reasoning_content": "why"})
     encoder = dialect.stream(question_in(dialect), answer.identity, 1)
-    text = encoder.start() + encoder.show("", "wh") + encoder.keep_alive()
-    text += b"".join(encoder.show(message["content"][:cut], "why") for cut in sorted(cuts)) + encoder.end(answer)
+    text = encoder.start() + encoder.show({**grown(message, -1), "content": "", "reasoning_content": "wh"}) + encoder.keep_alive()
+    text += b"".join(encoder.show(grown(answer.message, cut)) for cut in sorted(cuts)) + encoder.end(answer)
     stream = [event for event in events(text.decode()) if event["type"] != "ping"]
     assert [stream[0]["type"], stream[-2]["type"], stream[-1]["type"]] == ["message_start", "message_delta", "message_stop"]
     blocks: list[Any] = []
-    is_open = False
+    is_open, arguments = False, ""
     for event in stream[1:-2]:
         if event["type"] == "content_block_start":
             assert not is_open
             assert event["index"] == len(blocks)
             blocks.append(event["content_block"])
-            is_open = True
+            is_open, arguments = True, ""
             continue
         assert is_open
         assert event["index"] == len(blocks) - 1
         if event["type"] == "content_block_stop":
             is_open = False
+            if blocks[-1]["type"] == "tool_use":
+                blocks[-1]["input"] = json.loads(arguments)
         elif event["delta"]["type"] == "input_json_delta":
-            blocks[-1]["input"] = json.loads(event["delta"]["partial_json"])
+            arguments += event["delta"]["partial_json"]
         else:
             kind = event["delta"]["type"].removesuffix("_delta")
             blocks[-1][kind] += event["delta"][kind]
@@ -209,13 +229,14 @@ def test_a_gemini_field_that_cannot_be_honoured_is_refused_by_name(field: str, v
 def test_nothing_that_a_harness_acts_on_is_sent_before_the_end(message: Message) -> None:
     for dialect in DIALECTS:
         stream = dialect.stream(question_in(dialect), "x", 1)
-        shown = (stream.start() + stream.show(message["content"], "thought") + stream.keep_alive()).decode()
-        assert '"tool_calls"' not in shown
-        assert "function_call" not in shown
-        assert "tool_use" not in shown
+        shown = (stream.start() + stream.show({**message, "reasoning_content": "thought"}) + stream.keep_alive()).decode()
+        assert '"finish_reason":"' not in shown
+        assert ".done" not in shown
         assert "message_delta" not in shown
         assert "functionCall" not in shown
-        assert "output_item.done" not in shown
+        stops = [event for event in events(shown) if event["type"] == "content_block_stop"] if dialect.name == "messages" else []
+        calls = [event for event in events(shown) if "tool_use" in str(event)] if dialect.name == "messages" else []
+        assert not calls or len(stops) == 1 + bool(message["content"])
 
 
 def test_a_call_of_a_namespaced_tool_comes_back_with_its_namespace() -> None:

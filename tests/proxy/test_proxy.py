@@ -11,7 +11,7 @@ import pytest
 
 from contracts.failures import Limit
 from contracts.sessions import Sampling, SegmentReason, SessionLimits, VersionSpan
-from tests.proxy.clients import Client, call_text, events, user
+from tests.proxy.clients import FLAT_TOOL, TOOL, Client, call_text, events, user
 from tests.support.proxy import ADMIN, Proxy, proxy_server
 from tests.support.stub_engine import StubEngine
 
@@ -76,6 +76,36 @@ def test_text_is_streamed_while_the_engine_makes_it(proxy: Proxy, stub: StubEngi
         stub.gate.set()  # only now may the engine finish
         rest = "\n".join(lines)
     assert events(rest)[-1]["type"] == "response.completed"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "whole"),
+    [
+        ("/v1/chat/completions", {"messages": [user("hi")], "tools": [TOOL]}, '"finish_reason":"'),
+        ("/v1/responses", {"input": "hi", "tools": [FLAT_TOOL]}, "response.output_item.done"),
+        (
+            "/v1/messages",
+            {"messages": [user("hi")], "tools": [{"name": "run", "input_schema": {}}], "max_tokens": 99},
+            "content_block_stop",
+        ),
+    ],
+)
+def test_a_tool_call_is_streamed_while_it_is_sampled_and_is_whole_only_when_it_is_durable(
+    proxy: Proxy, stub: StubEngine, member: int, path: str, body: dict[str, Any], whole: str
+) -> None:
+    stub.script = lambda _: call_text("echo one two three")
+    stub.gate.clear()
+    session, key = proxy.open(member)
+    client = Client(proxy.url, key)
+    with client.http.stream("POST", path, json={"model": "policy", "stream": True, **body}) as reply:
+        shown = ""
+        parts = reply.iter_text()
+        while "three" not in shown:
+            shown += next(parts)
+        assert whole not in shown
+        assert proxy.calls(session).calls == []
+        stub.gate.set()  # only now may the engine finish
+        assert whole in "".join(parts)
 
 
 def test_the_engine_decides_sampling_and_the_harness_may_only_ask_for_less(proxy: Proxy, stub: StubEngine, member: int) -> None:
