@@ -105,9 +105,10 @@ class CallRecord(Contract):
     answer: dict[str, Any] = Field(description="canonical assistant message")
     prompt_ids: list[int]
     response_ids: list[int]
-    logprobs: list[float] = Field(description="natural log-probabilities of `response_ids`, at temperature 1")
+    logprobs: list[float] = Field(description="natural log-probabilities of `response_ids`, under the distribution that was sampled from")
     versions: list[VersionSpan] = Field(description="spans over `response_ids`")
     finish_reason: Literal["stop", "length", "tool_calls", "abort"]
+    stop_sequence: str | None = Field(None, description="the harness's text at which the answer ends; it is sampled, but not in `answer`")
     timings: CallTimings
     replays: int = Field(0, description="how often the recorded answer was sent again")
 

@@ -98,6 +98,9 @@ class Question:
 
     `window` counts the harness's context windows where it says so: a higher number than before means that it compacted.
     `names` leads from a tool's canonical name to (namespace, name) where the dialect has namespaces.
+
+    The rest is enforced while the answer is sampled: it calls one of the tools named in `must_call`, if there are any; it has at most one
+    call (`one_call`); it is JSON of the JSON schema `schema`, unless it calls a tool; its content ends before the first text of `stop`.
     """
 
     dialect: str
@@ -110,6 +113,10 @@ class Question:
     kind: CallKind = CallKind.TURN
     window: int = 0
     names: dict[str, tuple[str, str]] = field(default_factory=dict)
+    must_call: tuple[str, ...] = ()
+    one_call: bool = False
+    schema: dict[str, Any] | None = None
+    stop: tuple[str, ...] = ()
 
     @cached_property
     def keys(self) -> list[str]:
@@ -129,7 +136,8 @@ class Question:
     @cached_property
     def digest(self) -> str:
         """Equal for a request and its retry. Whether the answer is streamed is not part of the question."""
-        return digest([self.dialect, self.keys, self.tools_key, self.max_tokens, self.kind.value, self.window])
+        form = [self.must_call, self.one_call, self.schema, self.stop]
+        return digest([self.dialect, self.keys, self.tools_key, self.max_tokens, self.kind.value, self.window, form])
 
 
 @dataclass(frozen=True)
@@ -143,6 +151,7 @@ class Answer:
     prompt_tokens: int
     response_tokens: int
     created: int
+    stop_sequence: str | None = None
 
     @property
     def identity(self) -> str:

@@ -5,6 +5,7 @@ its own policy's weights; after it from the spans in the answer, which are the r
 """
 
 import asyncio
+import hashlib
 import json
 import logging
 import time
@@ -20,6 +21,7 @@ from contracts.updates import parse_weight_label
 log = logging.getLogger(__name__)
 _PROBE_SECONDS = 2.0
 _WAITING_PROBE_SECONDS = 0.1
+_AFFINITY_SLACK = 4  # requests more than the least loaded that a session's own replica may have
 _UNREACHABLE = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
 
 
@@ -42,7 +44,7 @@ class Chunk:
 
 
 class Engine:
-    """One replica."""
+    """One replica. `confirmed` is the label that it last said it holds, and when it was asked (monotonic seconds)."""
 
     def __init__(self, url: str, client: aiohttp.ClientSession) -> None:
         self.url = url
@@ -50,6 +52,7 @@ class Engine:
         self.label: str | None = None
         self.model = ""
         self.max_context = 0
+        self.confirmed: tuple[str, float] | None = None
         self._client = client
         self._probed = 0.0
 
@@ -65,7 +68,7 @@ class Engine:
         """Learn health, weights and context length, unless that was done less than `max_age` seconds ago."""
         if time.monotonic() - self._probed < max_age:
             return
-        self._probed = time.monotonic()
+        self._probed = asked = time.monotonic()
         try:
             if not self.model:
                 served = (await self._get("/v1/models"))["data"][0]
@@ -77,6 +80,7 @@ class Engine:
         if label != self.label:
             log.info("engine %s holds %s", self.url, label)
         self.label = label
+        self.confirmed = label, asked
 
     def lost(self, why: str) -> None:
         """Take the engine for dead until a probe succeeds."""
@@ -140,11 +144,17 @@ class EnginePool:
         """Probe all replicas that were not probed within `max_age` seconds."""
         await asyncio.gather(*(engine.probe(max_age) for engine in self.engines))
 
-    async def acquire(self, policy: str) -> Engine:
-        """The least loaded replica that holds weights of `policy`. Waits for one, for as long as the caller lets it."""
+    async def acquire(self, policy: str, session: str) -> Engine:
+        """A replica that holds weights of `policy`: of those with the least load, the same for every call of `session`.
+
+        A session's next prompt begins with its last one, which that replica has in its prefix cache. Waits for a replica, for as
+        long as the caller lets it.
+        """
         while True:
             if ready := [engine for engine in self.engines if engine.holds(policy)]:
-                return min(ready, key=lambda engine: engine.in_flight)
+                load = min(engine.in_flight for engine in ready)
+                free = [engine for engine in ready if engine.in_flight <= load + max(_AFFINITY_SLACK, load // 4)]
+                return max(free, key=lambda engine: hashlib.sha256(f"{session} {engine.url}".encode()).digest())  # rendezvous hashing
             await self.probe(_WAITING_PROBE_SECONDS)
             if not any(engine.holds(policy) for engine in self.engines):
                 await asyncio.sleep(_WAITING_PROBE_SECONDS)

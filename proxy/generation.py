@@ -11,12 +11,13 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from contracts.failures import Limit
 from contracts.sessions import CallRecord, CallTimings
 from proxy.canonical import Answer, Message, Question, assistant, extends, identity
+from proxy.constraints import before_stop, structured_outputs, until_stop
 from proxy.engine import EnginePool
 from proxy.errors import BadRequestError, EngineUnavailableError, LimitReachedError, ProxyError, UnauthorizedError
 from proxy.graph import Call, Place
@@ -81,13 +82,14 @@ class Pending:
 
 @dataclass(frozen=True)
 class Plan:
-    """A call that may be made: its place, its prompt, and how much it may sample before which limit cuts it."""
+    """A call that may be made: its place, its prompt, how much it may sample before which limit cuts it, and in which form."""
 
     sequence: int
     place: Place
     prompt_ids: list[int]
     max_tokens: int
     cut: Limit | None
+    form: dict[str, Any]
     arrived: float
 
 
@@ -153,13 +155,14 @@ class Generation:
         if question.max_tokens is not None:
             bounds.append((question.max_tokens, None))
         max_tokens, cut = min(bounds, key=lambda bound: bound[0])
+        form = self._form(question)
         if max_tokens < 1:
             message = f"the prompt has {len(prompt_ids)} tokens, the context window of this model {context}"
             raise LimitReachedError(Limit.CONTEXT, message)
         if place.parent:
             place.parent.extended = True
         sequence, session.next_sequence = session.next_sequence, session.next_sequence + 1
-        return Plan(sequence, place, prompt_ids, max_tokens, cut, arrived)
+        return Plan(sequence, place, prompt_ids, max_tokens, cut, form, arrived)
 
     def _prompt(self, session: Session, question: Question) -> tuple[Place, list[int]]:
         """Where `question` stands, and its tokens: those of the call that it extends, and what is new."""
@@ -171,6 +174,15 @@ class Generation:
                 return place, prompt_ids
             place = session.graph.apart(question)
         return place, self._rendering.prompt(question.messages, question.tools)
+
+    def _form(self, question: Question) -> dict[str, Any]:
+        """The sampling parameters that make the answer end where it has to and be as it must. Raises BadRequestError."""
+        form: dict[str, Any] = {"stop_token_ids": self._rendering.stop_token_ids(one_call=question.one_call and bool(question.tools))}
+        if question.stop:
+            form["stop"] = list(question.stop)
+        if constraint := structured_outputs(question, self._rendering.call_form):
+            form["structured_outputs"] = constraint
+        return form
 
     def _context(self, session: Session) -> int | None:
         """Tokens that prompt and answer may have together; none while no engine has said."""
@@ -219,7 +231,10 @@ class Generation:
 
     async def _sample(self, session: Session, question: Question, plan: Plan, pending: Pending) -> Sample:
         def show(ids: list[int]) -> bool:
-            return question.stream and pending.show(_message(session, plan, self._rendering.partial(plan.prompt_ids, ids, question.tools)))
+            if not question.stream:
+                return False
+            parsed = self._rendering.partial(plan.prompt_ids, ids, question.tools)
+            return pending.show(_message(session, plan, replace(parsed, content=before_stop(parsed.content, question.stop))))
 
         opened = session.opened
         params = {
@@ -227,14 +242,24 @@ class Generation:
             "top_p": opened.sampling.top_p,
             "top_k": opened.sampling.top_k,
             "logprobs": 0,
-            "stop_token_ids": self._rendering.stop_token_ids,
+            **plan.form,
         }
-        job = Job(f"{session.session_id}-{plan.sequence}", opened.policy, plan.prompt_ids, plan.max_tokens, params, opened.deadline)
+        job = Job(
+            session.session_id,
+            f"{session.session_id}-{plan.sequence}",
+            opened.policy,
+            plan.prompt_ids,
+            plan.max_tokens,
+            params,
+            opened.deadline,
+        )
         return await Sampler(self._pool(session), job, show).run()
 
     async def _record(self, session: Session, question: Question, plan: Plan, sample: Sample) -> Call:
         """Parse the answer and make the call durable. Raises JournalUnavailableError, and then the call was never made."""
         parsed = self._rendering.parse(plan.prompt_ids, sample.ids, question.tools)
+        content, stop_sequence = until_stop(parsed.content, question.stop)
+        parsed = replace(parsed, content=content)
         finish_reason: Literal["stop", "length", "tool_calls"] = "tool_calls" if parsed.calls else "stop"
         if sample.finish_reason == "length":
             finish_reason = "length"
@@ -259,6 +284,7 @@ class Generation:
             logprobs=sample.logprobs,
             versions=sample.versions,
             finish_reason=finish_reason,
+            stop_sequence=stop_sequence,
             timings=CallTimings(
                 arrived=plan.arrived,
                 waited=(sample.taken or now) - plan.arrived,
@@ -303,4 +329,5 @@ def _answer(call: Call) -> Answer:
         prompt_tokens=len(call.prompt_ids),
         response_tokens=len(record.response_ids),
         created=int(record.timings.arrived),
+        stop_sequence=record.stop_sequence,
     )

@@ -13,7 +13,9 @@ UNAUTHORIZED: Final = Counter("openforge_proxy_unauthorized", "Requests without 
 REPLAYS: Final = Counter("openforge_proxy_replays", "Repeated requests by how they were met", ["how"], registry=REGISTRY)
 SEGMENTS: Final = Counter("openforge_proxy_segments", "Segments begun", ["reason"], registry=REGISTRY)
 SAMPLED: Final = Counter("openforge_proxy_sampled_tokens", "Tokens in recorded answers", ["engine"], registry=REGISTRY)
-ENGINE_RETRIES: Final = Counter("openforge_proxy_engine_retries", "Samples begun anew", ["engine", "reason"], registry=REGISTRY)
+ENGINE_RETRIES: Final = Counter(
+    "openforge_proxy_engine_retries", "Samples that broke off, by what became of them", ["engine", "reason"], registry=REGISTRY
+)
 IN_FLIGHT: Final = Gauge("openforge_proxy_calls_in_flight", "Calls being sampled", registry=REGISTRY)
 SESSIONS: Final = Gauge("openforge_proxy_open_sessions", "Open sessions", registry=REGISTRY)
 CALL_SECONDS: Final = Histogram("openforge_proxy_call_seconds", "Arrival to durable answer", buckets=_SLOW, registry=REGISTRY)

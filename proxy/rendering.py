@@ -18,9 +18,11 @@ from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus, 
 from renderers.configs import RendererConfig
 
 from proxy.canonical import Message, Tool
+from proxy.constraints import HERMES, CallForm
 from proxy.errors import BadRequestError
 
 RENDERER_OF_MODEL_TYPE: Final = {"qwen3": "qwen3", "qwen3_moe": "qwen3"}
+_CALL_FORMS: Final = {"qwen3": HERMES}
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 # A call as most families write it, as far as its arguments have begun. Those of other families are shown when they are whole.
 _OPENED: Final = re.compile(r'\s*\{\s*"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?P<arguments>\{)')
@@ -55,6 +57,7 @@ class Rendering:
         settings = {"thinking_retention": "all", **(config or {"name": _renderer_for(tokenizer)})}
         adapter: TypeAdapter[Any] = TypeAdapter(RendererConfig)
         try:
+            self._name = str(settings["name"])
             self._tokenizer = load_tokenizer(str(tokenizer))
             self._renderer = create_renderer(self._tokenizer, adapter.validate_python(settings))
         except ValidationError as error:
@@ -62,9 +65,18 @@ class Rendering:
             raise ValueError(f"the renderer configuration {settings} cannot be used: {reasons}") from error
 
     @property
-    def stop_token_ids(self) -> list[int]:
-        """Tokens that end an answer."""
-        return list(self._renderer.get_stop_token_ids())
+    def call_form(self) -> CallForm | None:
+        """How the model writes a call; none if that is not known."""
+        return _CALL_FORMS.get(self._name)
+
+    def stop_token_ids(self, *, one_call: bool) -> list[int]:
+        """Tokens that end an answer; with `one_call` the end of a call, too. Raises BadRequestError if the form of calls is not known."""
+        ids = list(self._renderer.get_stop_token_ids())
+        if one_call:
+            if not self.call_form:
+                raise BadRequestError("a single tool call cannot be enforced for this model: the form of its calls is not known")
+            ids.append(self._tokenizer.convert_tokens_to_ids(self.call_form.end_token))
+        return ids
 
     def prompt(self, messages: list[Message], tools: list[Tool]) -> list[int]:
         """Render a whole prompt. Raises BadRequestError if the model's template has no form for it."""

@@ -7,7 +7,7 @@ nobody, because the run decides sampling.
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from proxy.canonical import Answer, Message, Question, Tool
@@ -134,12 +134,39 @@ def positive(value: object, where: str) -> int | None:
     return value
 
 
-def refuse(body: Body, harmless: Mapping[str, tuple[object, ...]]) -> None:
+def refuse(body: Body, harmless: Mapping[str, tuple[object, ...]], where: str = "") -> None:
     """Raises BadRequestError for each field of `harmless` that is there with a value other than null and those listed."""
     for name, values in harmless.items():
         value = body.get(name)
         if value is not None and value not in values:
-            raise BadRequestError(f"{name!r} is not supported with the value {json.dumps(value)[:200]}")
+            raise BadRequestError(f"{f'{where}.' if where else ''}{name} is not supported with the value {json.dumps(value)[:200]}")
+
+
+def texts(value: object, where: str) -> tuple[str, ...]:
+    """`value` as texts: one, a list of them, or null; none may be empty. Raises BadRequestError."""
+    given = [value] if isinstance(value, str) else sequence(value, where)
+    found = tuple(string(text, where) for text in given)
+    if "" in found:
+        raise BadRequestError(f"{where} must not hold an empty text")
+    return found
+
+
+def named(names: Sequence[object], tools: Sequence[Tool], where: str) -> tuple[str, ...]:
+    """`names`, if there are any and each is that of one of `tools`. Raises BadRequestError."""
+    known = [tool["function"]["name"] for tool in tools]
+    for name in names:
+        if name not in known:
+            raise BadRequestError(
+                f"{where} names {json.dumps(name)[:200]}, which is not among the tools: {', '.join(known) or 'there are none'}"
+            )
+    if not names:
+        raise BadRequestError(f"{where} asks for a call, but there are no tools")
+    return tuple(str(name) for name in names)
+
+
+def every(tools: Sequence[Tool]) -> list[str]:
+    """The names of `tools`."""
+    return [tool["function"]["name"] for tool in tools]
 
 
 def function_tool(name: str, spec: Mapping[str, Any], where: str) -> Tool:

@@ -9,14 +9,11 @@ from proxy.errors import BadRequestError, ProxyError
 
 _HARMLESS: Final = {
     "n": (1,),
-    "stop": ([],),
     "logprobs": (False,),
     "top_logprobs": (0,),
     "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
     "functions": ([],),
     "function_call": ("auto", "none"),
-    "tool_choice": ("auto", "none"),
     "audio": (),
     "prediction": (),
     "web_search_options": (),
@@ -36,15 +33,20 @@ class ChatCompletions(base.Dialect):
             _message(base.mapping(item, f"messages[{index}]"), f"messages[{index}]")
             for index, item in enumerate(base.sequence(body.get("messages"), "messages"))
         ]
+        tools = [] if body.get("tool_choice") == "none" else _tools(body)
         options = base.mapping(body.get("stream_options") or {}, "stream_options")
         return Question(
             dialect=self.name,
             model=base.string(body.get("model") or "", "model"),
             messages=base.not_empty(messages, "messages"),
-            tools=[] if body.get("tool_choice") == "none" else _tools(body),
+            tools=tools,
             max_tokens=base.positive(body.get("max_completion_tokens", body.get("max_tokens")), "max_tokens"),
             stream=bool(body.get("stream")),
             include_usage=bool(options.get("include_usage")),
+            must_call=_must_call(body.get("tool_choice"), tools),
+            one_call=body.get("parallel_tool_calls") is False,
+            schema=_schema(body),
+            stop=base.texts(body.get("stop"), "stop"),
         )
 
     def encode(self, question: Question, answer: Answer) -> dict[str, Any]:
@@ -146,6 +148,33 @@ def _tools(body: base.Body) -> list[Tool]:
         function = base.mapping(tool.get("function"), f"{where}.function")
         tools.append(base.function_tool(base.string(function.get("name"), f"{where}.function.name"), function, where))
     return tools
+
+
+def _must_call(choice: object, tools: list[Tool]) -> tuple[str, ...]:
+    if choice in (None, "auto", "none"):
+        return ()
+    if choice == "required":
+        return base.named(base.every(tools), tools, "tool_choice")
+    chosen = base.mapping(choice, "tool_choice")
+    if chosen.get("type") == "function":
+        return base.named([base.mapping(chosen.get("function"), "tool_choice.function").get("name")], tools, "tool_choice")
+    allowed = base.mapping(chosen.get("allowed_tools") or {}, "tool_choice.allowed_tools")
+    if chosen.get("type") == "allowed_tools" and allowed.get("mode") == "required":
+        items = [base.mapping(item, "tool_choice.allowed_tools.tools") for item in base.sequence(allowed.get("tools"), "tool_choice")]
+        return base.named([base.mapping(item.get("function") or {}, "tool_choice").get("name") for item in items], tools, "tool_choice")
+    raise BadRequestError(f"tool_choice is not supported with the value {str(choice)[:200]}")
+
+
+def _schema(body: base.Body) -> dict[str, Any] | None:
+    form = base.mapping(body.get("response_format") or {"type": "text"}, "response_format")
+    if form.get("type") == "json_schema":
+        return base.mapping(
+            base.mapping(form.get("json_schema"), "response_format.json_schema").get("schema") or {}, "response_format.schema"
+        )
+    if form.get("type") == "json_object":
+        return {"type": "object"}
+    base.refuse(form, {"type": ("text",)}, "response_format")
+    return None
 
 
 def _usage(answer: Answer) -> dict[str, int]:

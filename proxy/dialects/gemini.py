@@ -19,10 +19,7 @@ _STATUS: Final = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 413: "INVALID
 _HARMLESS: Final = {"cachedContent": ()}
 _HARMLESS_CONFIG: Final = {
     "candidateCount": (1,),
-    "stopSequences": ([],),
-    "responseMimeType": ("text/plain",),
-    "responseSchema": (),
-    "responseJsonSchema": (),
+    "responseMimeType": ("text/plain", "application/json"),
     "responseModalities": (["TEXT"],),
     "responseLogprobs": (False,),
 }
@@ -39,11 +36,11 @@ class Gemini(base.Dialect):
     def parse(self, body: base.Body, headers: Mapping[str, str]) -> Question:
         base.refuse(body, _HARMLESS)
         config = base.mapping(body.get("generationConfig") or {}, "generationConfig")
-        base.refuse(config, _HARMLESS_CONFIG)
+        base.refuse(config, _HARMLESS_CONFIG, "generationConfig")
         tool_config = base.mapping(body.get("toolConfig") or {}, "toolConfig")
-        mode = base.mapping(tool_config.get("functionCallingConfig") or {}, "toolConfig.functionCallingConfig").get("mode") or "AUTO"
-        if mode not in ("AUTO", "NONE", "MODE_UNSPECIFIED"):
-            raise BadRequestError(f"'toolConfig' is not supported with the mode {mode!r}")
+        calling = base.mapping(tool_config.get("functionCallingConfig") or {}, "toolConfig.functionCallingConfig")
+        base.refuse(calling, {"mode": ("AUTO", "NONE", "ANY", "MODE_UNSPECIFIED")}, "toolConfig.functionCallingConfig")
+        tools = [] if calling.get("mode") == "NONE" else _tools(body)
         messages: list[Message] = []
         if system := body.get("systemInstruction"):
             parts = base.sequence(base.mapping(system, "systemInstruction").get("parts"), "systemInstruction.parts")
@@ -55,9 +52,12 @@ class Gemini(base.Dialect):
             dialect=self.name,
             model=base.string(body.get("model") or "", "model"),
             messages=base.not_empty(messages, "contents"),
-            tools=[] if mode == "NONE" else _tools(body),
+            tools=tools,
             max_tokens=base.positive(config.get("maxOutputTokens"), "generationConfig.maxOutputTokens"),
             stream=bool(body.get("stream")),
+            must_call=_must_call(calling, tools),
+            schema=_schema(config),
+            stop=base.texts(config.get("stopSequences"), "stopSequences"),
         )
 
     def encode(self, question: Question, answer: Answer) -> dict[str, Any]:
@@ -209,3 +209,38 @@ def _tools(body: base.Body) -> list[Tool]:
             parameters = spec.get("parametersJsonSchema", spec.get("parameters"))
             tools.append(base.function_tool(base.string(spec.get("name"), f"{where}.name"), {**spec, "parameters": parameters}, where))
     return tools
+
+
+def _must_call(calling: dict[str, Any], tools: list[Tool]) -> tuple[str, ...]:
+    allowed = base.texts(calling.get("allowedFunctionNames"), "allowedFunctionNames")
+    if calling.get("mode") == "ANY":
+        return base.named(allowed or base.every(tools), tools, "toolConfig")
+    if allowed:
+        raise BadRequestError("toolConfig: 'allowedFunctionNames' needs the mode ANY")
+    return ()
+
+
+def _schema(config: dict[str, Any]) -> dict[str, Any] | None:
+    if config.get("responseMimeType") != "application/json":
+        base.refuse(config, {"responseSchema": (), "responseJsonSchema": ()}, "generationConfig")
+        return None
+    if (schema := config.get("responseJsonSchema")) is not None:
+        return base.mapping(schema, "responseJsonSchema")
+    return _json_schema(base.mapping(config.get("responseSchema") or {}, "responseSchema"))
+
+
+def _json_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Google's form of a schema (types in capitals, `nullable`) as JSON schema."""
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "type" and isinstance(value, str):
+            found[key] = value.lower()
+        elif key == "properties" and isinstance(value, dict):
+            found[key] = {name: _json_schema(base.mapping(inner, f"responseSchema.{name}")) for name, inner in value.items()}
+        elif key == "items" and isinstance(value, dict):
+            found[key] = _json_schema(value)
+        elif key == "anyOf" and isinstance(value, list):
+            found[key] = [_json_schema(base.mapping(inner, "responseSchema.anyOf")) for inner in value]
+        elif key not in ("nullable", "propertyOrdering", "example"):
+            found[key] = value
+    return {"anyOf": [found, {"type": "null"}]} if schema.get("nullable") else found

@@ -15,10 +15,8 @@ from proxy.dialects import base
 from proxy.errors import BadRequestError, ProxyError
 
 _HARMLESS: Final[dict[str, tuple[object, ...]]] = {
-    "stop_sequences": ([],),
     "container": (),
     "mcp_servers": ([],),
-    "output_format": (),
 }
 _STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS: Final = {
@@ -37,10 +35,8 @@ class Messages(base.Dialect):
 
     def parse(self, body: base.Body, headers: Mapping[str, str]) -> Question:
         base.refuse(body, _HARMLESS)
-        base.refuse(base.mapping(body.get("output_config") or {}, "output_config"), {"format": ()})
-        choice = base.mapping(body.get("tool_choice") or {"type": "auto"}, "tool_choice").get("type")
-        if choice not in ("auto", "none"):
-            raise BadRequestError(f"'tool_choice' is not supported with the type {choice!r}")
+        choice = base.mapping(body.get("tool_choice") or {"type": "auto"}, "tool_choice")
+        tools = [] if choice.get("type") == "none" else _tools(body)
         messages: list[Message] = []
         if system := base.text_of(body.get("system"), "system"):
             messages.append({"role": "system", "content": system})
@@ -54,9 +50,13 @@ class Messages(base.Dialect):
             dialect=self.name,
             model=base.string(body.get("model") or "", "model"),
             messages=messages,
-            tools=[] if choice == "none" else _tools(body),
+            tools=tools,
             max_tokens=base.positive(body.get("max_tokens"), "max_tokens"),
             stream=bool(body.get("stream")),
+            must_call=_must_call(choice, tools),
+            one_call=bool(choice.get("disable_parallel_tool_use")),
+            schema=_schema(body),
+            stop=base.texts(body.get("stop_sequences"), "stop_sequences"),
             kind=CallKind.SUBAGENT if headers.get("x-claude-code-parent-agent-id") else CallKind.TURN,
         )
 
@@ -64,7 +64,7 @@ class Messages(base.Dialect):
         return {
             **_head(question, answer.identity),
             "content": _blocks(answer.message),
-            "stop_reason": _STOP_REASONS[answer.finish_reason],
+            **_stopped(answer),
             "usage": _usage(answer),
         }
 
@@ -126,8 +126,7 @@ class _Stream(base.Stream):
             parts += self._begin("tool_use", _tool_use(call, {}))
             parts += self._delta({"type": "input_json_delta", "partial_json": call["function"]["arguments"]})
         parts += self._close()
-        delta = {"stop_reason": _STOP_REASONS[answer.finish_reason], "stop_sequence": None}
-        parts += base.event({"type": "message_delta", "delta": delta, "usage": _usage(answer)}, "message_delta")
+        parts += base.event({"type": "message_delta", "delta": _stopped(answer), "usage": _usage(answer)}, "message_delta")
         return parts + base.event({"type": "message_stop"}, "message_stop")
 
     def fail(self, error: ProxyError) -> bytes:
@@ -150,6 +149,11 @@ class _Stream(base.Stream):
 
 def _head(question: Question, identity: str) -> dict[str, Any]:
     return {"id": f"msg_{identity}", "type": "message", "role": "assistant", "model": question.model, "stop_sequence": None}
+
+
+def _stopped(answer: Answer) -> dict[str, Any]:
+    reason = "stop_sequence" if answer.stop_sequence else _STOP_REASONS[answer.finish_reason]
+    return {"stop_reason": reason, "stop_sequence": answer.stop_sequence}
 
 
 def _usage(answer: Answer) -> dict[str, int]:
@@ -234,3 +238,24 @@ def _tools(body: base.Body) -> list[Tool]:
         spec = {"description": tool.get("description"), "parameters": tool.get("input_schema")}
         tools.append(base.function_tool(base.string(tool.get("name"), f"{where}.name"), spec, where))
     return tools
+
+
+def _must_call(choice: dict[str, Any], tools: list[Tool]) -> tuple[str, ...]:
+    kind = choice.get("type")
+    if kind in ("auto", "none"):
+        return ()
+    if kind == "any":
+        return base.named(base.every(tools), tools, "tool_choice")
+    if kind == "tool":
+        return base.named([choice.get("name")], tools, "tool_choice")
+    raise BadRequestError(f"tool_choice is not supported with the type {kind!r}")
+
+
+def _schema(body: base.Body) -> dict[str, Any] | None:
+    config = base.mapping(body.get("output_config") or {}, "output_config")
+    form = config.get("format") or body.get("output_format")
+    if form is None:
+        return None
+    given = base.mapping(form, "output_config.format")
+    base.refuse(given, {"type": ("json_schema",)}, "output_config.format")
+    return base.mapping(given.get("schema"), "output_config.format.schema")

@@ -20,7 +20,6 @@ _HARMLESS: Final = {
     "conversation": (),
     "background": (False,),
     "prompt": (),
-    "tool_choice": ("auto", "none"),
     "top_logprobs": (0,),
     "truncation": ("disabled", "auto"),
     "max_tool_calls": (),
@@ -36,21 +35,24 @@ class Responses(base.Dialect):
 
     def parse(self, body: base.Body, headers: Mapping[str, str]) -> Question:
         base.refuse(body, _HARMLESS)
-        text = base.mapping(body.get("text") or {}, "text")
-        base.refuse(text, {"format": ({"type": "text"},)})
         tools, names = _tools(body)
+        if body.get("tool_choice") == "none":
+            tools = []
         flat = {pair: name for name, pair in names.items()}
         kind, window = _codex(headers)
         return Question(
             dialect=self.name,
             model=base.string(body.get("model") or "", "model"),
             messages=base.not_empty(_messages(body, flat), "input"),
-            tools=[] if body.get("tool_choice") == "none" else tools,
+            tools=tools,
             max_tokens=base.positive(body.get("max_output_tokens"), "max_output_tokens"),
             stream=bool(body.get("stream")),
             kind=kind,
             window=window,
             names=names,
+            must_call=_must_call(body.get("tool_choice"), tools, flat),
+            one_call=body.get("parallel_tool_calls") is False,
+            schema=_schema(body),
         )
 
     def encode(self, question: Question, answer: Answer) -> dict[str, Any]:
@@ -258,6 +260,32 @@ def _tools(body: base.Body) -> tuple[list[Tool], dict[str, tuple[str, str]]]:
         else:
             raise BadRequestError(f"{where} is of type {tool.get('type')!r}; only function and namespace are supported")
     return tools, names
+
+
+def _must_call(choice: object, tools: list[Tool], flat: Mapping[tuple[str, str], str]) -> tuple[str, ...]:
+    if choice in (None, "auto", "none"):
+        return ()
+    if choice == "required":
+        return base.named(base.every(tools), tools, "tool_choice")
+    chosen = base.mapping(choice, "tool_choice")
+    items = [chosen]
+    if chosen.get("type") == "allowed_tools" and chosen.get("mode") == "required":
+        items = [base.mapping(item, "tool_choice.tools") for item in base.sequence(chosen.get("tools"), "tool_choice.tools")]
+    if any(item.get("type") != "function" for item in items):
+        raise BadRequestError(f"tool_choice is not supported with the value {str(choice)[:200]}")
+    names = [flat.get((str(item.get("namespace")), str(item.get("name"))), item.get("name")) for item in items]
+    return base.named(names, tools, "tool_choice")
+
+
+def _schema(body: base.Body) -> dict[str, Any] | None:
+    text = base.mapping(body.get("text") or {}, "text")
+    form = base.mapping(text.get("format") or {"type": "text"}, "text.format")
+    if form.get("type") == "json_schema":
+        return base.mapping(form.get("schema") or {}, "text.format.schema")
+    if form.get("type") == "json_object":
+        return {"type": "object"}
+    base.refuse(form, {"type": ("text",)}, "text.format")
+    return None
 
 
 def _canonical_name(namespace: str, name: str) -> str:

@@ -213,11 +213,13 @@ def test_a_functions_answer_in_gemini_is_its_text_or_its_json() -> None:
         ("contents", [{"parts": [{"inlineData": {"mimeType": "image/png", "data": ""}}]}]),
         ("contents", [{"role": "model", "parts": [{"functionCall": {"name": 3}}]}]),
         ("toolConfig", {"functionCallingConfig": {"mode": "ANY"}}),
+        ("toolConfig", {"functionCallingConfig": {"allowedFunctionNames": ["run"]}}),
         ("tools", [{"googleSearch": {}}]),
         ("cachedContent", "cachedContents/1"),
         ("generationConfig", {"maxOutputTokens": 0}),
-        ("generationConfig", {"stopSequences": ["x"]}),
-        ("generationConfig", {"responseMimeType": "application/json"}),
+        ("generationConfig", {"stopSequences": [""]}),
+        ("generationConfig", {"responseMimeType": "text/x.enum"}),
+        ("generationConfig", {"responseSchema": {"type": "STRING"}}),
     ],
 )
 def test_a_gemini_field_that_cannot_be_honoured_is_refused_by_name(field: str, value: Any) -> None:
@@ -270,10 +272,14 @@ def test_developer_and_system_messages_are_the_same() -> None:
     ("field", "value"),
     [
         ("n", 2),
-        ("stop", ["x"]),
+        ("stop", [""]),
+        ("stop", 3),
         ("logprobs", True),
-        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "grammar"}),
         ("tool_choice", "required"),
+        ("tool_choice", "sometimes"),
+        ("tool_choice", {"type": "function", "function": {"name": "run"}}),
+        ("tool_choice", {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}),
         ("max_tokens", 0),
         ("max_tokens", "many"),
         ("messages", []),
@@ -303,7 +309,7 @@ def test_a_chat_field_that_cannot_be_honoured_is_refused_by_name(field: str, val
         ("input", [{"type": "function_call", "call_id": 3, "name": "x", "arguments": "{}"}]),
         ("tools", [{"type": "custom", "name": "apply_patch"}]),
         ("max_output_tokens", -1),
-        ("text", {"format": {"type": "json_schema"}}),
+        ("text", {"format": {"type": "grammar"}}),
     ],
 )
 def test_a_responses_field_that_cannot_be_honoured_is_refused_by_name(field: str, value: object) -> None:
@@ -314,8 +320,10 @@ def test_a_responses_field_that_cannot_be_honoured_is_refused_by_name(field: str
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("stop_sequences", ["x"]),
+        ("stop_sequences", [3]),
         ("tool_choice", {"type": "any"}),
+        ("tool_choice", {"type": "tool", "name": "run"}),
+        ("tool_choice", {"type": "some"}),
         ("tool_choice", "auto"),
         ("max_tokens", 0),
         ("messages", []),
@@ -328,6 +336,7 @@ def test_a_responses_field_that_cannot_be_honoured_is_refused_by_name(field: str
         ("tools", [{"type": "web_search_20250305", "name": "web_search"}]),
         ("mcp_servers", [{"url": "http://x"}]),
         ("output_config", {"format": {"type": "json_schema"}}),
+        ("output_config", {"format": {"type": "xml"}}),
     ],
 )
 def test_a_messages_field_that_cannot_be_honoured_is_refused_by_name(field: str, value: object) -> None:

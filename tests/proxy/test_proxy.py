@@ -311,6 +311,29 @@ def test_a_stream_whose_text_was_shown_is_given_up_rather_than_mixed(proxy: Prox
     assert events(client.responses("hi", stream=True).text)[-1]["type"] == "response.completed"
 
 
+def test_an_answer_that_breaks_off_goes_on_where_it_was_if_it_is_certain_whose_tokens_it_has(
+    proxy: Proxy, stub: StubEngine, member: int
+) -> None:
+    stub.script = lambda _: " ".join(f"word{number}" for number in range(40))
+    stub.troubles += ["late cut"]
+    stub.gate.clear()
+    session, key = proxy.open(member)
+    client = Client(proxy.url, key)
+    with client.http.stream("POST", "/v1/responses", json={"input": "hi", "stream": True}) as reply:
+        parts, shown = reply.iter_text(), ""
+        while "word38" not in shown:
+            shown += next(parts)
+        probes = stub.probes
+        eventually(lambda: stub.probes > probes)  # the engine has said what it holds while it sampled
+        stub.gate.set()
+        rest = "".join(parts)
+    assert events(rest)[-1]["response"]["output"][0]["content"][0]["text"].endswith("word39")
+    (call,) = proxy.calls(session).calls
+    assert stub.prompts[1] == call.prompt_ids + call.response_ids[: len(stub.prompts[1]) - len(call.prompt_ids)]
+    assert stub.text(call.response_ids) == stub.script("") + "<|im_end|>"
+    assert call.versions == [VersionSpan(version=0, start=0, end=len(call.response_ids))]
+
+
 def test_a_call_waits_for_weights_of_its_own_policy(proxy: Proxy, stub: StubEngine, member: int) -> None:
     stub.label = "another@4"
     deadline = time.monotonic() + 20

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 from tokenizers import Tokenizer
@@ -18,7 +19,8 @@ class StubEngine:
     """An engine whose answers are texts. `script` gets the prompt as text and returns the answer as text.
 
     `troubles` are met one a request: "503", "cut" (the stream ends after two tokens), "abort" (it is aborted after two tokens,
-    as by a weight update; `label_after_abort` is the label from then on). While `gate` is cleared, requests wait before their last
+    as by a weight update; `label_after_abort` is the label from then on), "late cut" (the stream ends before its last token, but not
+    while `gate` is cleared). While `gate` is cleared, requests wait before their last
     token. `max_model_len` is what the engine says of itself.
     """
 
@@ -29,6 +31,8 @@ class StubEngine:
         self.label_after_abort = label
         self.troubles: list[str] = []
         self.prompts: list[list[int]] = []
+        self.params: list[dict[str, Any]] = []
+        self.probes = 0
         self.gate = threading.Event()
         self.gate.set()
         self.max_model_len = 100_000
@@ -53,12 +57,15 @@ class StubEngine:
         if trouble == "503":
             return web.json_response({"error": {"message": "down", "type": "x", "param": None, "code": 503}}, status=503)
         self.prompts.append(body["token_ids"])
+        self.params.append(body["sampling_params"])
         whole = self.answer_to(body["token_ids"])
+        for word in body["sampling_params"].get("stop", []):
+            whole = next((whole[:length] for length in range(len(whole)) if word in self.text(whole[:length])), whole)
         ids = whole[: body["sampling_params"]["max_tokens"]]
         finish = "stop" if ids == whole else "length"
-        if trouble == "abort":
+        if trouble in ("abort", "late cut"):
             self._aborted.append((body["token_ids"], whole))
-        if trouble:
+        if trouble in ("abort", "cut"):
             ids, finish = ids[:2], trouble
         reply = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await reply.prepare(request)
@@ -67,7 +74,7 @@ class StubEngine:
             last = index == len(ids) - 1
             while last and not self.gate.is_set():
                 await asyncio.sleep(0.01)
-            if last and trouble == "cut":
+            if last and trouble in ("cut", "late cut"):
                 raise ConnectionResetError
             choice = {
                 "index": 0,
@@ -86,6 +93,7 @@ class StubEngine:
         return web.json_response({"object": "list", "data": [{"id": "policy", "max_model_len": self.max_model_len}]})
 
     async def weight_info(self, _: web.Request) -> web.Response:
+        self.probes += 1
         return web.json_response({"weight_version": self.label})
 
     async def health(self, _: web.Request) -> web.Response:
