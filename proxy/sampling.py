@@ -22,7 +22,7 @@ from contracts.failures import Limit
 from contracts.sessions import VersionSpan
 from contracts.updates import parse_weight_label
 from proxy.engine import Chunk, Engine, EngineFailedError, EnginePool, EngineRefusedError, policy_of
-from proxy.errors import AnswerCutError, EngineUnavailableError, LimitReachedError
+from proxy.errors import AnswerCutError, BadRequestError, EngineUnavailableError, LimitReachedError
 from proxy.metrics import ENGINE_RETRIES, WAIT_SECONDS
 
 log = logging.getLogger(__name__)
@@ -102,6 +102,7 @@ class Sampler:
 
         Raises:
             LimitReachedError: the deadline passed while an engine was at work.
+            BadRequestError: the engine cannot enforce the schema.
             EngineUnavailableError: the deadline passed and no engine could work, or the engine refuses the request.
             AnswerCutError: the engine broke off after part of the answer had been shown.
         """
@@ -114,6 +115,8 @@ class Sampler:
                 raise EngineUnavailableError(f"no engine answered before the session's deadline: {why}") from None
             raise LimitReachedError(Limit.WALL_CLOCK, "the session's deadline has passed") from None
         except EngineRefusedError as error:
+            if not self._continuable:  # nothing else in a request is of the harness's making
+                raise BadRequestError(f"the schema cannot be enforced: {error}") from error
             raise EngineUnavailableError(str(error)) from error
         return self._sample
 

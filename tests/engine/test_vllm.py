@@ -1,6 +1,7 @@
 """Token-exactness against a real vLLM: what is recorded is what was sampled, and what is published is what is served."""
 
 import asyncio
+import json
 import os
 import shutil
 import subprocess
@@ -121,6 +122,38 @@ async def test_real_codex_is_served_by_real_vllm(proxy: Proxy, tmp_path: Path) -
     assert {span.version for call in recorded for span in call.versions} == {0}
     assert {call.segment for call in recorded} == {0}
     assert status.state == "exited"
+
+
+def test_a_random_model_calls_the_tool_that_it_must_and_answers_in_the_schema_that_it_must(proxy: Proxy, vllm: Vllm) -> None:
+    session, key = proxy.open(member=30, sampling=Sampling(temperature=1.0, max_tokens=300))
+    client = Client(proxy.url, key)
+    schema = {"type": "object", "properties": {"kind": {"enum": ["a", "b"]}}, "required": ["kind"], "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": name, "description": "", "parameters": schema}} for name in ("run", "look")]
+    message = client.message(
+        [user("one")], tools=tools, tool_choice={"type": "function", "function": {"name": "look"}}, parallel_tool_calls=False
+    )
+    (call,) = message["tool_calls"]
+    assert call["function"]["name"] == "look"
+    assert json.loads(call["function"]["arguments"])["kind"] in ("a", "b")
+    message = client.message([user("two")], tools=tools, tool_choice="required")
+    assert {call["function"]["name"] for call in message["tool_calls"]} <= {"run", "look"}
+    form = {"type": "json_schema", "json_schema": {"name": "kind", "schema": schema}}
+    message = client.message([user("three")], tools=[], response_format=form)
+    assert json.loads(message["content"])["kind"] in ("a", "b")
+    refused = client.chat([user("four")], tools=[], response_format={"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}})
+    assert (refused.status_code, proxy.status(session).engine_failures) == (400, 0), refused.text
+    assert {call.finish_reason for call in proxy.calls(session).calls} == {"tool_calls", "stop"}
+
+
+def test_the_engine_ends_an_answer_at_a_stop_text(proxy: Proxy, vllm: Vllm) -> None:
+    session, key = proxy.open(member=31, sampling=Sampling(temperature=0.0, max_tokens=30))
+    client = Client(proxy.url, key)
+    text = client.message([user("one")], tools=[])["content"]
+    stop = text[len(text) // 2 : len(text) // 2 + 2]
+    assert client.message([user("one")], tools=[], stop=[stop])["content"] == text.split(stop)[0]
+    whole, ended = proxy.calls(session).calls
+    assert ended.stop_sequence == stop
+    assert whole.response_ids[: len(ended.response_ids)] == ended.response_ids
 
 
 async def test_published_weights_are_served_with_their_version(publishing: Storage, vllm: Vllm, tiny_model: Path) -> None:
