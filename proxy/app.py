@@ -4,7 +4,6 @@
 on the unix socket that sandboxes are given.
 """
 
-import json
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
@@ -14,17 +13,17 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from contracts.sessions import OpenSession, SessionCalls, SessionOpened, SessionStatus
+from proxy.body import read_object
 from proxy.canonical import Question
 from proxy.dialects import DIALECTS
 from proxy.dialects.base import Dialect, Reply, openai_error
 from proxy.engine import EnginePool
-from proxy.errors import BadRequestError, ProxyError, TooLargeError
+from proxy.errors import ProxyError
 from proxy.generation import Generation, Pending, check_engine
 from proxy.journal import Journal
 from proxy.metrics import REGISTRY, REQUESTS, UNAUTHORIZED
 from proxy.sessions import Session, SessionConflictError, Sessions
 
-MAX_BODY = 64 * 2**20
 KEEP_ALIVE_SECONDS = 5.0  # Codex gives up on a stream after `stream_idle_timeout_ms` without an event
 
 
@@ -132,7 +131,7 @@ def _route(dialect: Dialect, reply: Reply, proxy: Proxy) -> Callable[..., Any]:
         status = 500
         try:
             session = _authenticate(proxy, request)
-            body = await _body(request)
+            body = await read_object(request)
             if "model" in request.path_params:  # where model and streaming are in the path
                 body |= {"model": request.path_params["model"], "stream": reply == "stream"}
             question = dialect.parse(body, request.headers)
@@ -207,19 +206,3 @@ def _authenticate(proxy: Proxy, request: Request) -> Session:
 def _bearer(request: Request) -> str:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
-
-
-async def _body(request: Request) -> dict[str, Any]:
-    """The JSON object in the body. Raises BadRequestError."""
-    data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > MAX_BODY:
-            raise TooLargeError(f"the body is larger than {MAX_BODY // 2**20} MiB")
-    try:
-        body = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise BadRequestError(f"the body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise BadRequestError("the body must be a JSON object")
-    return body
