@@ -5,7 +5,9 @@ string), and where they apply `reasoning_content`, `tool_calls` [{id, type, func
 `tool_call_id`. A tool is {type: function, function: {name, description, parameters}}.
 
 Two messages are the same when a harness may have made one of them out of the other by echoing it: arguments are compared
-parsed, `null` content equals the empty string, reasoning does not count, call ids are compared by their letters and digits.
+parsed, `null` content equals the empty string, reasoning does not count, call ids are compared by their letters and digits. Where a
+dialect knows no JSON text, the echo wraps it: {"input": text} for a custom tool, {"arguments": text} for a text that is no object. Such
+an object is the same as its text.
 """
 
 import hashlib
@@ -13,7 +15,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from contracts.sessions import CallKind
 
@@ -47,9 +49,14 @@ def _call_id(call_id: str) -> str:
 
 def _arguments(text: str) -> object:
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return text.strip()
+    if isinstance(value, dict) and len(value) == 1:
+        wrapped = value.get("input", value.get("arguments"))
+        if isinstance(wrapped, str):
+            return _arguments(wrapped)
+    return value
 
 
 def chain(keys: Sequence[str], start: str = "") -> list[str]:
@@ -61,12 +68,21 @@ def chain(keys: Sequence[str], start: str = "") -> list[str]:
     return links
 
 
+class WireTool(NamedTuple):
+    """How a dialect knows a tool: what it is there (`function`, `custom`, `tool_search`), its namespace or "", its name."""
+
+    kind: str
+    namespace: str
+    name: str
+
+
 @dataclass(frozen=True)
 class Question:
     """One model request, in canonical form.
 
     `window` counts the harness's context windows where it says so: a higher number than before means that it compacted.
-    `names` leads from a tool's canonical name to (namespace, name) where the dialect has namespaces.
+    `names` leads from a tool's canonical name to what the dialect calls it, where the two may differ. `compact` means that the
+    answer is a summary, which the dialect gives in its own form.
     """
 
     dialect: str
@@ -78,7 +94,8 @@ class Question:
     include_usage: bool = True
     kind: CallKind = CallKind.TURN
     window: int = 0
-    names: dict[str, tuple[str, str]] = field(default_factory=dict)
+    names: dict[str, WireTool] = field(default_factory=dict)
+    compact: bool = False
 
     @cached_property
     def keys(self) -> list[str]:

@@ -6,6 +6,6 @@ from proxy.dialects.base import Dialect
 from proxy.dialects.chat import ChatCompletions
 from proxy.dialects.gemini import Gemini
 from proxy.dialects.messages import Messages
-from proxy.dialects.responses import Responses
+from proxy.dialects.responses import Compact, Responses
 
-DIALECTS: Final[tuple[Dialect, ...]] = (ChatCompletions(), Responses(), Messages(), Gemini())
+DIALECTS: Final[tuple[Dialect, ...]] = (ChatCompletions(), Responses(), Compact(), Messages(), Gemini())

@@ -6,8 +6,9 @@ import openai
 import pytest
 
 from contracts.failures import Limit
-from contracts.sessions import Sampling, SessionLimits
-from tests.proxy.clients import FLAT_TOOL, TOOL, thoughtful_agent, user
+from contracts.sessions import CallKind, Sampling, SegmentReason, SessionLimits
+from proxy.dialects.responses_input import SUMMARISE
+from tests.proxy.clients import FLAT_TOOL, TOOL, text_of_call, thoughtful_agent, user
 from tests.support.proxy import Proxy
 from tests.support.stub_engine import StubEngine
 
@@ -82,3 +83,44 @@ def test_errors_are_the_ones_that_the_client_knows(proxy: Proxy, stub: StubEngin
     assert caught.value.code == "context_length_exceeded"
     assert proxy.close(session).limit_reached is Limit.CONTEXT
     assert [model.id for model in client(proxy, proxy.open(member + 500_000)[1]).models.list()] == ["policy"]
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_conversation_with_a_custom_tool_is_one_segment(proxy: Proxy, stub: StubEngine, member: int, streamed: bool) -> None:
+    stub.script = lambda prompt: "done" if "<tool_response>" in prompt else "I add." + text_of_call("python", input="print(1 + 1)")
+    session, key = proxy.open(member)
+    openai_client = client(proxy, key)
+    tool = {"type": "custom", "name": "python", "description": "Runs Python.", "format": {"type": "text"}}
+    items: list[Any] = [user("Go.")]
+    replies: list[Any] = []
+    while not replies or replies[-1].output_text != "done":
+        ask: dict[str, Any] = {"model": "policy", "input": items, "tools": [tool]}
+        if streamed:
+            with openai_client.responses.stream(**ask) as stream:
+                replies.append(stream.get_final_response())
+        else:
+            replies.append(openai_client.responses.create(**ask))
+        items += [item.model_dump(exclude_none=True) for item in replies[-1].output]
+        calls = [item for item in replies[-1].output if item.type == "custom_tool_call"]
+        items += [{"type": "custom_tool_call_output", "call_id": call.call_id, "output": "2"} for call in calls]
+    assert [item.type for item in replies[0].output] == ["message", "custom_tool_call"]
+    assert (replies[0].output[1].name, replies[0].output[1].input) == ("python", "print(1 + 1)")
+    assert [call.parent for call in proxy.calls(session).calls] == [None, 0]
+    assert [call.prompt_ids for call in proxy.calls(session).calls] == stub.prompts
+
+
+def test_a_conversation_is_compacted_and_goes_on(proxy: Proxy, stub: StubEngine, member: int) -> None:
+    stub.script = lambda prompt: "They said hello." if SUMMARISE in prompt else "hello"
+    session, key = proxy.open(member)
+    openai_client = client(proxy, key)
+    first = openai_client.responses.create(model="policy", input=[user("hi")])
+    items: list[Any] = [user("hi"), *[item.model_dump(exclude_none=True) for item in first.output]]
+    compacted = openai_client.responses.compact(model="policy", input=items)
+    assert (compacted.object, [item.type for item in compacted.output]) == ("response.compaction", ["message", "compaction"])
+    assert compacted.usage.total_tokens == compacted.usage.input_tokens + compacted.usage.output_tokens
+    kept: list[Any] = [item.model_dump(exclude_none=True, warnings=False) for item in compacted.output]
+    openai_client.responses.create(model="policy", input=[*kept, user("go on")])
+    calls = proxy.calls(session).calls
+    assert [call.kind for call in calls] == [CallKind.TURN, CallKind.COMPACTION, CallKind.TURN]
+    assert calls[2].segment_reason is SegmentReason.COMPACTION
+    assert [message["content"].rpartition("\n\n")[2] for message in calls[2].messages] == ["hi", "They said hello.", "go on"]
