@@ -2,7 +2,8 @@
 
 A message is a chat-completions message with these keys and no others: `role` (system, user, assistant, tool), `content` (a
 string), and where they apply `reasoning_content`, `tool_calls` [{id, type, function: {name, arguments: JSON text}}],
-`tool_call_id`. A tool is {type: function, function: {name, description, parameters}}.
+`tool_call_id`. A tool is {type: function, function: {name, description, parameters}}. A raw prompt is one message with the role
+`prompt`, whose content may be a list of token ids.
 
 Two messages are the same when a harness may have made one of them out of the other by echoing it: arguments are compared
 parsed, `null` content equals the empty string, reasoning does not count, call ids are compared by their letters and digits. Where a
@@ -15,9 +16,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from contracts.sessions import CallKind
+
+RAW: Final = "prompt"
 
 Message = dict[str, Any]
 Tool = dict[str, Any]
@@ -96,6 +99,11 @@ class Question:
     window: int = 0
     names: dict[str, WireTool] = field(default_factory=dict)
     compact: bool = False
+
+    @property
+    def raw(self) -> bool:
+        """Whether the prompt goes to the model as it is, and the answer comes back so: no template, no tools, no thoughts."""
+        return bool(self.messages[0]["role"] == RAW)
 
     @cached_property
     def keys(self) -> list[str]:

@@ -29,7 +29,7 @@ from proxy.metrics import (
     SAMPLED,
     SEGMENTS,
 )
-from proxy.rendering import Rendering
+from proxy.rendering import Parsed, Rendering
 from proxy.sampling import Job, Sample, Sampler
 from proxy.sessions import Session, Sessions
 
@@ -165,6 +165,9 @@ class Generation:
 
     def _prompt(self, session: Session, question: Question) -> tuple[Place, list[int]]:
         """Where `question` stands, and its tokens: those of the call that it extends, and what is new."""
+        if question.raw:
+            ids = self._rendering.prompt(question.messages, [])
+            return session.graph.place_raw(question, ids), ids
         place = session.graph.place(question)
         if parent := place.parent:
             recorded = parent.record.response_ids
@@ -221,7 +224,11 @@ class Generation:
 
     async def _sample(self, session: Session, question: Question, plan: Plan, pending: Pending) -> Sample:
         def show(ids: list[int]) -> bool:
-            return question.stream and pending.show(*self._rendering.partial(plan.prompt_ids, ids, question.tools))
+            if not question.stream:
+                return False
+            if question.raw:
+                return pending.show(self._rendering.text(ids), "")
+            return pending.show(*self._rendering.partial(plan.prompt_ids, ids, question.tools))
 
         opened = session.opened
         params = {
@@ -236,7 +243,10 @@ class Generation:
 
     async def _record(self, session: Session, question: Question, plan: Plan, sample: Sample) -> Call:
         """Parse the answer and make the call durable. Raises JournalUnavailableError, and then the call was never made."""
-        parsed = self._rendering.parse(plan.prompt_ids, sample.ids, question.tools)
+        if question.raw:
+            parsed = Parsed(self._rendering.text(sample.ids), "", [])
+        else:
+            parsed = self._rendering.parse(plan.prompt_ids, sample.ids, question.tools)
         message: Message = {"role": "assistant", "content": parsed.content}
         if parsed.reasoning:
             message["reasoning_content"] = parsed.reasoning

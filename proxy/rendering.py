@@ -16,7 +16,7 @@ from renderers import create_renderer
 from renderers.base import ToolCallParseStatus, load_tokenizer
 from renderers.configs import RendererConfig
 
-from proxy.canonical import Message, Tool
+from proxy.canonical import RAW, Message, Tool
 from proxy.errors import BadRequestError
 
 RENDERER_OF_MODEL_TYPE: Final = {"qwen3": "qwen3", "qwen3_moe": "qwen3"}
@@ -49,8 +49,9 @@ class Rendering:
             raise ValueError(f"there is no tokenizer.json in {tokenizer}")
         settings = {"thinking_retention": "all", **(config or {"name": _renderer_for(tokenizer)})}
         adapter: TypeAdapter[Any] = TypeAdapter(RendererConfig)
+        self._tokenizer = load_tokenizer(str(tokenizer))
         try:
-            self._renderer = create_renderer(load_tokenizer(str(tokenizer)), adapter.validate_python(settings))
+            self._renderer = create_renderer(self._tokenizer, adapter.validate_python(settings))
         except ValidationError as error:
             reasons = "; ".join(str(problem["msg"]) for problem in error.errors())
             raise ValueError(f"the renderer configuration {settings} cannot be used: {reasons}") from error
@@ -62,10 +63,24 @@ class Rendering:
 
     def prompt(self, messages: list[Message], tools: list[Tool]) -> list[int]:
         """Render a whole prompt. Raises BadRequestError if the model's template has no form for it."""
+        if messages[0]["role"] == RAW:
+            return self._raw(messages[0]["content"])
         try:
             return list(self._renderer.render_ids(_plain(messages), tools=tools or None, add_generation_prompt=True))
         except (ValueError, KeyError, TypeError) as error:
             raise BadRequestError(f"the conversation cannot be rendered for this model: {error}") from error
+
+    def _raw(self, prompt: str | list[int]) -> list[int]:
+        """Tokens of a prompt without a template."""
+        if isinstance(prompt, str):
+            return list(self._tokenizer.encode(prompt))
+        if unknown := [token for token in prompt if not 0 <= token < len(self._tokenizer)]:
+            raise BadRequestError(f"prompt has the token {unknown[0]}; this model has tokens 0 to {len(self._tokenizer) - 1}")
+        return prompt
+
+    def text(self, ids: list[int]) -> str:
+        """Sampled tokens as text, without half a character or those that end an answer."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)).rstrip(_REPLACEMENT)
 
     def extend(self, prompt_ids: list[int], response_ids: list[int], new: list[Message], tools: list[Tool]) -> list[int] | None:
         """The next prompt: the recorded tokens, then `new`. None if the model's format does not allow it here."""

@@ -57,7 +57,7 @@ class ChatCompletions(base.Dialect):
             "created": answer.created,
             "model": question.model,
             "choices": [{"index": 0, "message": message, "finish_reason": answer.finish_reason, "logprobs": None}],
-            "usage": _usage(answer),
+            "usage": base.usage(answer),
         }
 
     def stream(self, question: Question, identity: str, created: int) -> base.Stream:
@@ -95,7 +95,7 @@ class _Stream(base.Stream):
             parts += self._chunk({"tool_calls": [{"index": index, **call}]})
         parts += self._chunk({}, answer.finish_reason)
         if self._include_usage:
-            parts += base.event({**self._head, "choices": [], "usage": _usage(answer)})
+            parts += base.event({**self._head, "choices": [], "usage": base.usage(answer)})
         return parts + base.event("[DONE]")
 
     def fail(self, error: ProxyError) -> bytes:
@@ -140,11 +140,3 @@ def _tools(body: base.Body) -> list[Tool]:
         function = base.mapping(tool.get("function"), f"{where}.function")
         tools.append(base.function_tool(base.string(function.get("name"), f"{where}.function.name"), function, where))
     return tools
-
-
-def _usage(answer: Answer) -> dict[str, int]:
-    return {
-        "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.response_tokens,
-        "total_tokens": answer.prompt_tokens + answer.response_tokens,
-    }

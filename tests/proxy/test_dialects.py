@@ -11,6 +11,7 @@ from proxy.canonical import Answer, Message, Question, message_key
 from proxy.dialects import DIALECTS
 from proxy.dialects.base import Dialect
 from proxy.dialects.chat import ChatCompletions
+from proxy.dialects.completions import Completions
 from proxy.dialects.gemini import Gemini
 from proxy.dialects.messages import Messages
 from proxy.dialects.responses import Responses
@@ -26,7 +27,11 @@ def answer_of(message: Message, finish_reason: str = "stop") -> Answer:
 
 
 def question_in(dialect: Dialect, **fields: Any) -> Question:
-    prompts: dict[str, dict[str, Any]] = {"responses": {"input": "hi"}, "gemini": {"contents": [{"parts": [{"text": "hi"}]}]}}
+    prompts: dict[str, dict[str, Any]] = {
+        "responses": {"input": "hi"},
+        "gemini": {"contents": [{"parts": [{"text": "hi"}]}]},
+        "completions": {"prompt": "hi"},
+    }
     return dialect.parse({"model": "m", "stream": True, **prompts.get(dialect.name, {"messages": [HI]}), **fields}, {})
 
 
@@ -362,6 +367,7 @@ JSON = st.recursive(
                 "generationConfig",
                 "toolConfig",
                 "include",
+                "prompt",
             ]
         ),
         JSON,
@@ -379,3 +385,13 @@ def test_any_body_is_parsed_or_refused(body: dict[str, Any]) -> None:
 def test_codex_metadata_of_any_form_is_harmless(metadata: str) -> None:
     assert Responses().parse({"input": "hi", "tools": [FLAT_TOOL]}, {"x-codex-turn-metadata": metadata}).window >= 0
     assert ChatCompletions().parse({"messages": [{"role": "user", "content": "hi"}], "tools": [TOOL]}, {}).tools == [TOOL]
+
+
+@given(st.text(max_size=12), CUTS)
+def test_a_streamed_completion_adds_up_to_the_whole_one(text: str, cuts: list[int]) -> None:
+    dialect, answer = Completions(), answer_of({"role": "assistant", "content": text}, "length")
+    chunks = events(streamed(dialect, answer, cuts))
+    whole = dialect.encode(question_in(dialect), answer)
+    assert "".join(choice["text"] for chunk in chunks for choice in chunk["choices"]) == whole["choices"][0]["text"] == text
+    assert [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]][-1] == "length"
+    assert chunks[-1]["usage"] == whole["usage"]

@@ -124,3 +124,72 @@ def test_a_conversation_is_compacted_and_goes_on(proxy: Proxy, stub: StubEngine,
     assert [call.kind for call in calls] == [CallKind.TURN, CallKind.COMPACTION, CallKind.TURN]
     assert calls[2].segment_reason is SegmentReason.COMPACTION
     assert [message["content"].rpartition("\n\n")[2] for message in calls[2].messages] == ["hi", "They said hello.", "go on"]
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_raw_prompt_goes_to_the_model_as_it_is_and_is_gone_on_from_token_by_token(
+    proxy: Proxy, stub: StubEngine, member: int, streamed: bool
+) -> None:
+    said = "<think>one</think> two <tool_call>three four five six seven eight"
+    stub.script = lambda _: said
+    session, key = proxy.open(member)
+    ask = client(proxy, key).completions
+
+    def complete(prompt: str | list[int], **fields: Any) -> tuple[str, str | None, int]:
+        if not streamed:
+            whole = ask.create(model="policy", prompt=prompt, **fields)
+            assert whole.usage is not None
+            return whole.choices[0].text, whole.choices[0].finish_reason, whole.usage.completion_tokens
+        chunks = list(ask.create(model="policy", prompt=prompt, stream=True, stream_options={"include_usage": True}, **fields))
+        choices = [choice for chunk in chunks for choice in chunk.choices]
+        usage = chunks[-1].usage
+        assert usage is not None
+        return "".join(choice.text for choice in choices), choices[-1].finish_reason, usage.completion_tokens
+
+    text, reason, _ = complete("Count: ", max_tokens=200)
+    assert (text, reason) == (said, "stop")
+    assert stub.prompts == [stub.tokenizer.encode("Count: ").ids]
+    assert complete("Count: ")[1:] == ("length", 16), "another question, with OpenAI's default"
+    (first, second) = proxy.calls(session).calls
+    complete([*first.prompt_ids, *first.response_ids, 5, 6], max_tokens=200)
+    complete([*first.prompt_ids, *first.response_ids[:4], 5], max_tokens=200)
+    calls = proxy.calls(session).calls
+    assert [call.prompt_ids for call in calls] == stub.prompts
+    assert [(call.parent, call.segment) for call in calls] == [(None, 0), (None, 1), (0, 0), (None, 2)]
+    assert {(call.kind, call.dialect) for call in calls} == {(CallKind.TURN, "completions")}
+    assert calls[2].messages == [{"role": "prompt", "content": "Count: "}, first.answer, {"role": "prompt", "content": [5, 6]}]
+    assert second.answer["content"] == text[: len(second.answer["content"])]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"prompt": ["a", "b"]}, "2 prompts"),
+        ({"prompt": [[1], [2]]}, "2 prompts"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [10**9]}, "token 1000000000"),
+        ({"echo": True}, "echo"),
+        ({"n": 2}, "'n'"),
+        ({"best_of": 3}, "best_of"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"suffix": "x"}, "suffix"),
+        ({"max_tokens": 0}, "max_tokens"),
+    ],
+)
+def test_what_a_completion_cannot_honour_is_refused_by_name(
+    proxy: Proxy, stub: StubEngine, member: int, fields: dict[str, Any], named: str
+) -> None:
+    _, key = proxy.open(member)
+    with pytest.raises(openai.BadRequestError, match=named):
+        client(proxy, key).completions.create(**{"model": "policy", "prompt": "hi", **fields})
+    assert stub.prompts == []
+
+
+def test_one_prompt_in_a_list_is_that_prompt(proxy: Proxy, stub: StubEngine, member: int) -> None:
+    _, key = proxy.open(member)
+    prompts: list[Any] = ["hi", ["hi"], stub.tokenizer.encode("hi").ids, [stub.tokenizer.encode("hi").ids]]
+    for prompt in prompts:
+        client(proxy, key).completions.create(model="policy", prompt=prompt)
+    assert len(stub.prompts) == 2, "the two texts are one question, the two lists of ids another"
+    assert stub.prompts[0] == stub.prompts[1]
