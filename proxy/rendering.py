@@ -101,7 +101,7 @@ class Rendering:
         return Parsed(
             content="\n".join(filter(None, [parsed.content, *malformed])),
             reasoning=parsed.reasoning_content or "",
-            calls=[(str(call.name), _json(call.arguments)) for call in good],
+            calls=[(_unicode(str(call.name)), _json(call.arguments)) for call in good],
         )
 
     def partial(self, prompt_ids: list[int], response_ids: list[int], tools: list[Tool]) -> tuple[str, str]:
@@ -139,4 +139,9 @@ def _parsed(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _json(arguments: object) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return _unicode(arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))
+
+
+def _unicode(text: str) -> str:
+    """Without lone surrogates, which a model can write in JSON and nobody can send."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,5 +1,6 @@
 """The proxy as a process, with a StubEngine behind it: sessions, turns, limits, repeats, an engine in trouble."""
 
+import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -317,6 +318,16 @@ def test_a_malformed_tool_call_is_text_and_nobodys_failure(proxy: Proxy, stub: S
     assert message["content"] == '{"name":'
     assert "tool_calls" not in message
     assert proxy.status(session).engine_failures == 0
+
+
+def test_a_lone_surrogate_in_a_tool_call_is_replaced(proxy: Proxy, stub: StubEngine, member: int) -> None:
+    stub.script = lambda _: '<tool_call>\n{"name": "exec_command", "arguments": {"cmd": "a\\ud800b \\ud83d\\ude00"}}\n</tool_call>'
+    session, key = proxy.open(member)
+    client = Client(proxy.url, key)
+    message = client.message([user("hi")])
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"cmd": "a\ufffdb 😀"}
+    client.message([user("hi"), message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "ok"}])
+    assert [call.parent for call in proxy.calls(session).calls] == [None, 0]
 
 
 def test_another_user_message_extends_the_recorded_tokens_too(proxy: Proxy, stub: StubEngine, member: int) -> None:
