@@ -80,11 +80,12 @@ class Compact(Responses):
     paths: ClassVar[base.Paths] = {"/v1/responses/compact": "answer"}
 
     def parse(self, body: base.Body, headers: Mapping[str, str]) -> Question:
+        base.refuse(body, {"stream": (False,)})
         given = body.get("input")
         items = [{"role": "user", "content": given}] if isinstance(given, str) else base.sequence(given, "input")
         if not items:
             raise BadRequestError("input must not be empty")
-        return super().parse({**body, "input": [*items, {"type": "compaction_trigger"}], "stream": False}, headers)
+        return super().parse({**body, "input": [*items, {"type": "compaction_trigger"}]}, headers)
 
     def encode(self, question: Question, answer: Answer) -> dict[str, Any]:
         said = [message["content"] for message in question.messages[:-1] if message["role"] == "user"]

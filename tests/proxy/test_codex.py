@@ -47,10 +47,11 @@ def test_codex_patches_a_file_by_a_freeform_tool(proxy: Proxy, stub: StubEngine,
     assert calls[1].messages[-1]["content"].endswith("A b.txt\n")
 
 
-def test_codex_runs_javascript_in_code_mode(proxy: Proxy, stub: StubEngine, member: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["gpt-5.6-sol", "gpt-6-sol"])
+def test_codex_runs_javascript_in_code_mode(proxy: Proxy, stub: StubEngine, member: int, tmp_path: Path, model: str) -> None:
     script(stub, text_of_call("functions__exec", input='await tools.exec_command({cmd: "echo hi > c.txt"}); text(6 * 7);'), "done")
     session, key = proxy.open(member)
-    work = run_codex(tmp_path, proxy.url, key, model="gpt-6-sol")
+    work = run_codex(tmp_path, proxy.url, key, model=model)
     assert (work / "c.txt").read_text() == "hi\n"
     calls = one_segment(proxy, stub, session, 2)
     assert {"functions__exec", "functions__wait"} <= {tool["function"]["name"] for tool in calls[0].tools}
@@ -104,3 +105,27 @@ def test_codex_compacts_by_a_prompt_of_its_own_too(proxy: Proxy, stub: StubEngin
     assert [call.kind for call in calls] == [CallKind.TURN, CallKind.COMPACTION, CallKind.TURN]
     assert [call.parent for call in calls] == [None, None, None]
     assert "It ran." in calls[2].messages[-1]["content"]
+
+
+def team(prompt: str) -> str:
+    """Sends a helper, waits for it, and says that all is done; the helper says what it did."""
+    if "Task name: /root/helper" in prompt:
+        return "I helped."
+    if "Sender: /root/helper" in prompt:
+        return "done"
+    if "<tool_response>" in prompt:
+        return text_of_call("collaboration__wait_agent", timeout_ms=60_000)
+    return text_of_call("collaboration__spawn_agent", task_name="helper", message="Please help.")
+
+
+def test_what_codexs_agents_tell_each_other_reaches_them(proxy: Proxy, stub: StubEngine, member: int, tmp_path: Path) -> None:
+    stub.script = team
+    session, key = proxy.open(member)
+    run_codex(tmp_path, proxy.url, key, model="gpt-6-sol", without=("--ephemeral",))  # an agent is sent with what is on disk
+    calls = proxy.calls(session).calls
+    (helper,) = [call for call in calls if call.kind is CallKind.SUBAGENT]
+    assert helper.messages[-1]["content"].endswith("Sender: /root\nPayload:\nPlease help.")
+    mine = [call for call in calls if call is not helper]
+    assert {call.segment for call in mine} == {0}
+    assert helper.segment_reason is SegmentReason.SUBAGENT
+    assert mine[-1].messages[-1]["content"].endswith("Payload:\nI helped.")

@@ -1,11 +1,13 @@
 """Items of `/v1/responses` beyond messages and functions: custom tools, tool search, agents' messages, compactions."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
 from contracts.sessions import CallKind
 from proxy.canonical import Answer, Message, message_key
@@ -14,6 +16,7 @@ from proxy.dialects.responses_input import SUMMARISE
 from proxy.errors import BadRequestError
 from tests.proxy.clients import FLAT_TOOL, events, user
 from tests.proxy.test_dialects import JSON
+from tests.support.processes import ROOT
 
 EXEC = {
     "type": "custom",
@@ -161,10 +164,10 @@ def test_a_compacted_conversation_is_what_the_user_said_and_one_summary() -> Non
     assert Responses().parse({"input": again}, {}).window == 2
 
 
-@pytest.mark.parametrize("given", [None, [], 3])
-def test_there_must_be_something_to_compact(given: object) -> None:
-    with pytest.raises(BadRequestError, match="input"):
-        Compact().parse({"model": "m", "input": given}, {})
+@pytest.mark.parametrize(("field", "value"), [("input", None), ("input", []), ("input", 3), ("stream", True)])
+def test_what_cannot_be_compacted_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(BadRequestError, match=field):
+        Compact().parse({"model": "m", "input": "hi", field: value}, {})
 
 
 KINDS = [
@@ -183,3 +186,10 @@ def test_any_item_is_taken_or_refused(items: list[dict[str, Any]]) -> None:
             assert dialect.parse(ask(*items), {}).digest
         except BadRequestError as error:
             assert "input" in error.message
+
+
+def test_the_documentation_says_what_becomes_of_every_field_that_openai_has() -> None:
+    text = (ROOT / "docs/proxy.md").read_text()
+    decided = set(re.findall(r"`(\w+)`", text.partition("| field of the request |")[2].partition("\n## ")[0]))
+    fields = {*ResponseCreateParamsBase.__annotations__, "stream"}
+    assert fields - decided == set()
