@@ -2,7 +2,7 @@
 
 Invariants:
 1. A call's parent is a call whose prompt and answer, as messages, are a proper prefix of the call's messages, and whose tools are
-   the same.
+   the same. A raw prompt's parent is a call whose tokens, answer included, it begins with.
 2. A segment is a chain: each of its calls but the first extends the one before. A second call that extends the same parent
    starts a segment of its own.
 3. A stored record holds only what its parent does not: `messages`, `tools` and `prompt_ids` begin where the parent's record and
