@@ -14,7 +14,7 @@ from proxy.dialects.chat import ChatCompletions
 from proxy.dialects.completions import Completions
 from proxy.dialects.gemini import Gemini
 from proxy.dialects.messages import Messages
-from proxy.dialects.responses import Responses
+from proxy.dialects.responses import Compact, Responses
 from proxy.errors import BadRequestError
 from tests.proxy.clients import FLAT_TOOL, TOOL, events
 from tests.proxy.test_graph import ANSWERS, assistant
@@ -32,7 +32,8 @@ def question_in(dialect: Dialect, **fields: Any) -> Question:
         "gemini": {"contents": [{"parts": [{"text": "hi"}]}]},
         "completions": {"prompt": "hi"},
     }
-    return dialect.parse({"model": "m", "stream": True, **prompts.get(dialect.name, {"messages": [HI]}), **fields}, {})
+    streamed = not isinstance(dialect, Compact)
+    return dialect.parse({"model": "m", "stream": streamed, **prompts.get(dialect.name, {"messages": [HI]}), **fields}, {})
 
 
 def streamed(dialect: Dialect, answer: Answer, cuts: list[int]) -> str:
@@ -217,6 +218,8 @@ def test_nothing_that_a_harness_acts_on_is_sent_before_the_end(message: Message)
         shown = (stream.start() + stream.show(message["content"], "thought") + stream.keep_alive()).decode()
         assert '"tool_calls"' not in shown
         assert "function_call" not in shown
+        assert "custom_tool_call" not in shown
+        assert "tool_search_call" not in shown
         assert "tool_use" not in shown
         assert "message_delta" not in shown
         assert "functionCall" not in shown
