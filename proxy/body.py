@@ -1,19 +1,17 @@
 """The body of a request: a JSON object within limits of size, depth and time. What comes from a sandbox may be anything."""
 
 import asyncio
-import json
-import re
 from collections.abc import Iterator
 from typing import Any, Final
 
 from starlette.requests import Request
 
+from proxy.canonical import loads
 from proxy.errors import BadRequestError, TooLargeError
 
 MAX_BYTES: Final = 64 * 2**20
 MAX_DEPTH: Final = 100
 MAX_SECONDS: Final = 60.0  # to send it
-_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 async def read_object(request: Request) -> dict[str, Any]:
@@ -31,12 +29,9 @@ async def read_object(request: Request) -> dict[str, Any]:
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """The JSON object in `data`. Raises BadRequestError.
-
-    Half a surrogate pair, as JavaScript leaves where it cuts a text, becomes U+FFFD: no tokenizer, file or database takes it.
-    """
+    """The JSON object in `data`. Raises BadRequestError."""
     try:
-        body = json.loads(data)
+        body = loads(data)
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
@@ -45,9 +40,6 @@ def parse_object(data: bytes) -> dict[str, Any]:
         raise BadRequestError("the body must be a JSON object")
     if _is_deep(body):
         raise _too_deep()
-    if _SURROGATE.search(data):
-        whole: dict[str, Any] = _whole(body)
-        return whole
     return body
 
 
@@ -64,13 +56,3 @@ def _is_deep(body: object) -> bool:
 
 def _inner(value: object) -> Iterator[object]:
     yield from value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-
-
-def _whole(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, list):
-        return [_whole(inner) for inner in value]
-    if isinstance(value, dict):
-        return {_whole(key): _whole(inner) for key, inner in value.items()}
-    return value

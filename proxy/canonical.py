@@ -2,25 +2,53 @@
 
 A message is a chat-completions message with these keys and no others: `role` (system, user, assistant, tool), `content` (a
 string), and where they apply `reasoning_content`, `tool_calls` [{id, type, function: {name, arguments: JSON text}}],
-`tool_call_id`. A tool is {type: function, function: {name, description, parameters}}.
+`tool_call_id`. A tool is {type: function, function: {name, description, parameters}}. A raw prompt is one message with the role
+`prompt`, whose content may be a list of token ids.
 
 While an answer is sampled, its message grows: content, reasoning and arguments get longer, calls are added (`extends`).
 
 Two messages are the same when a harness may have made one of them out of the other by echoing it: arguments are compared
-parsed, `null` content equals the empty string, reasoning does not count, call ids are compared by their letters and digits.
+parsed, `null` content equals the empty string, reasoning does not count, call ids are compared by their letters and digits. Where a
+dialect knows no JSON text, the echo wraps it: {"input": text} for a custom tool, {"arguments": text} for a text that is no object. Such
+an object is the same as its text.
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from contracts.sessions import CallKind
 
+RAW: Final = "prompt"
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
+_SURROGATE_BYTES = re.compile(rb"\\u[dD][89a-fA-F]")
 Message = dict[str, Any]
 Tool = dict[str, Any]
+
+
+def loads(text: str | bytes) -> Any:
+    """A JSON value. Half a surrogate pair, as JavaScript leaves where it cuts a text, becomes U+FFFD: no tokenizer, file or wire takes it.
+
+    Raises ValueError or RecursionError.
+    """
+    value = json.loads(text)
+    found = _SURROGATE_BYTES.search(text) if isinstance(text, bytes) else _SURROGATE.search(text)
+    return _mended(value) if found else value
+
+
+def _mended(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_mended(inner) for inner in value]
+    if isinstance(value, dict):
+        return {_mended(key): _mended(inner) for key, inner in value.items()}
+    return value
 
 
 def digest(value: object) -> str:
@@ -34,7 +62,7 @@ def message_key(message: Message) -> str:
     role, content = message["role"], message.get("content") or ""
     if role == "assistant":
         calls = [
-            [_call_id(call["id"]), call["function"]["name"], arguments_object(call["function"]["arguments"])]
+            [_call_id(call["id"]), call["function"]["name"], _arguments(call["function"]["arguments"])]
             for call in message.get("tool_calls") or []
         ]
         return digest([role, content.strip(), calls])
@@ -50,10 +78,22 @@ def _call_id(call_id: str) -> str:
 def arguments_object(arguments: str) -> dict[str, Any]:
     """A call's arguments as an object, for dialects that know no other; a text that is none is given as {"arguments": text}."""
     try:
-        value = json.loads(arguments)
+        value = loads(arguments)
     except (ValueError, RecursionError):
         value = None
-    return value if isinstance(value, dict) else {"arguments": arguments.strip()}
+    return value if isinstance(value, dict) else {"arguments": arguments}
+
+
+def _arguments(text: str) -> object:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text.strip()
+    if isinstance(value, dict) and len(value) == 1:
+        wrapped = value.get("input", value.get("arguments"))
+        if isinstance(wrapped, str):
+            return _arguments(wrapped)
+    return value
 
 
 def assistant(content: str, reasoning: str, calls: Sequence[tuple[str, str, str]]) -> Message:
@@ -92,12 +132,21 @@ def chain(keys: Sequence[str], start: str = "") -> list[str]:
     return links
 
 
+class WireTool(NamedTuple):
+    """How a dialect knows a tool: what it is there (`function`, `custom`, `tool_search`), its namespace or "", its name."""
+
+    kind: str
+    namespace: str
+    name: str
+
+
 @dataclass(frozen=True)
 class Question:
     """One model request, in canonical form.
 
     `window` counts the harness's context windows where it says so: a higher number than before means that it compacted.
-    `names` leads from a tool's canonical name to (namespace, name) where the dialect has namespaces.
+    `names` leads from a tool's canonical name to what the dialect calls it, where the two may differ. `compact` means that the
+    answer is a summary, which the dialect gives in its own form.
 
     The rest is enforced while the answer is sampled: it calls one of the tools named in `must_call`, if there are any; it has at most one
     call (`one_call`); it is JSON of the JSON schema `schema`, unless it calls a tool; its content ends before the first text of `stop`.
@@ -112,11 +161,17 @@ class Question:
     include_usage: bool = True
     kind: CallKind = CallKind.TURN
     window: int = 0
-    names: dict[str, tuple[str, str]] = field(default_factory=dict)
+    names: dict[str, WireTool] = field(default_factory=dict)
+    compact: bool = False
     must_call: tuple[str, ...] = ()
     one_call: bool = False
     schema: dict[str, Any] | None = None
     stop: tuple[str, ...] = ()
+
+    @property
+    def raw(self) -> bool:
+        """Whether the prompt goes to the model as it is, and the answer comes back so: no template, no tools, no thoughts."""
+        return bool(self.messages[0]["role"] == RAW)
 
     @cached_property
     def keys(self) -> list[str]:

@@ -166,6 +166,9 @@ class Generation:
 
     def _prompt(self, session: Session, question: Question) -> tuple[Place, list[int]]:
         """Where `question` stands, and its tokens: those of the call that it extends, and what is new."""
+        if question.raw:
+            ids = self._rendering.prompt(question.messages, [])
+            return session.graph.place_raw(question, ids), ids
         place = session.graph.place(question)
         if parent := place.parent:
             recorded = parent.record.response_ids
@@ -174,6 +177,15 @@ class Generation:
                 return place, prompt_ids
             place = session.graph.apart(question)
         return place, self._rendering.prompt(question.messages, question.tools)
+
+    def _parse(self, question: Question, plan: Plan, ids: list[int], *, partial: bool) -> Parsed:
+        """What the tokens say; of an answer that goes on, what can be shown."""
+        if question.raw:
+            parsed = Parsed(self._rendering.text(ids), "", [])
+        else:
+            parse = self._rendering.partial if partial else self._rendering.parse
+            parsed = parse(plan.prompt_ids, ids, question.tools)
+        return parsed
 
     def _form(self, question: Question) -> dict[str, Any]:
         """The sampling parameters that make the answer end where it has to and be as it must. Raises BadRequestError."""
@@ -233,7 +245,7 @@ class Generation:
         def show(ids: list[int]) -> bool:
             if not question.stream:
                 return False
-            parsed = self._rendering.partial(plan.prompt_ids, ids, question.tools)
+            parsed = self._parse(question, plan, ids, partial=True)
             return pending.show(_message(session, plan, replace(parsed, content=before_stop(parsed.content, question.stop))))
 
         opened = session.opened
@@ -257,7 +269,7 @@ class Generation:
 
     async def _record(self, session: Session, question: Question, plan: Plan, sample: Sample) -> Call:
         """Parse the answer and make the call durable. Raises JournalUnavailableError, and then the call was never made."""
-        parsed = self._rendering.parse(plan.prompt_ids, sample.ids, question.tools)
+        parsed = self._parse(question, plan, sample.ids, partial=False)
         content, stop_sequence = until_stop(parsed.content, question.stop)
         parsed = replace(parsed, content=content)
         finish_reason: Literal["stop", "length", "tool_calls"] = "tool_calls" if parsed.calls else "stop"

@@ -2,7 +2,7 @@
 
 Invariants:
 1. A call's parent is a call whose prompt and answer, as messages, are a proper prefix of the call's messages, and whose tools are
-   the same.
+   the same. A raw prompt's parent is a call whose tokens, answer included, it begins with.
 2. A segment is a chain: each of its calls but the first extends the one before. A second call that extends the same parent
    starts a segment of its own.
 3. A stored record holds only what its parent does not: `messages`, `tools` and `prompt_ids` begin where the parent's record and
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from contracts.failures import Limit
 from contracts.sessions import CallKind, CallRecord, SegmentReason
-from proxy.canonical import Message, Question, chain, digest, message_key
+from proxy.canonical import RAW, Message, Question, chain, digest, message_key
 
 
 @dataclass(eq=False)
@@ -123,6 +123,17 @@ class Graph:
             history_known = history_known or link in self._links
         kind = self._kind(question)
         return Place(None, question.messages, kind, self._reason(question, kind, history_known))
+
+    def place_raw(self, question: Question, prompt_ids: list[int]) -> Place:
+        """Where a raw prompt stands: below the segment that has the most of its tokens, and no others."""
+        longest, found = 0, None
+        for last in self._last_of_segment.values():
+            recorded = last.prompt_ids + last.record.response_ids
+            if longest < len(recorded) < len(prompt_ids) and prompt_ids[: len(recorded)] == recorded:
+                longest, found = len(recorded), last
+        if found is None:
+            return Place(None, question.messages, question.kind, self._reason(question, question.kind, history_known=False))
+        return Place(found, [{"role": RAW, "content": prompt_ids[longest:]}], question.kind, found.record.segment_reason)
 
     def apart(self, question: Question) -> Place:
         """The place of a question whose tokens cannot extend the call that its messages extend."""

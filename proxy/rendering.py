@@ -17,7 +17,7 @@ from renderers import create_renderer
 from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus, load_tokenizer
 from renderers.configs import RendererConfig
 
-from proxy.canonical import Message, Tool
+from proxy.canonical import RAW, Message, Tool, loads
 from proxy.constraints import HERMES, CallForm
 from proxy.errors import BadRequestError
 
@@ -56,9 +56,9 @@ class Rendering:
             raise ValueError(f"there is no tokenizer.json in {tokenizer}")
         settings = {"thinking_retention": "all", **(config or {"name": _renderer_for(tokenizer)})}
         adapter: TypeAdapter[Any] = TypeAdapter(RendererConfig)
+        self._tokenizer = load_tokenizer(str(tokenizer))
         try:
             self._name = str(settings["name"])
-            self._tokenizer = load_tokenizer(str(tokenizer))
             self._renderer = create_renderer(self._tokenizer, adapter.validate_python(settings))
         except ValidationError as error:
             reasons = "; ".join(str(problem["msg"]) for problem in error.errors())
@@ -80,10 +80,24 @@ class Rendering:
 
     def prompt(self, messages: list[Message], tools: list[Tool]) -> list[int]:
         """Render a whole prompt. Raises BadRequestError if the model's template has no form for it."""
+        if messages[0]["role"] == RAW:
+            return self._raw(messages[0]["content"])
         try:
             return list(self._renderer.render_ids(_plain(messages), tools=tools or None, add_generation_prompt=True))
         except (ValueError, KeyError, TypeError) as error:
             raise BadRequestError(f"the conversation cannot be rendered for this model: {error}") from error
+
+    def _raw(self, prompt: str | list[int]) -> list[int]:
+        """Tokens of a prompt without a template."""
+        if isinstance(prompt, str):
+            return list(self._tokenizer.encode(prompt))
+        if unknown := [token for token in prompt if not 0 <= token < len(self._tokenizer)]:
+            raise BadRequestError(f"prompt has the token {unknown[0]}; this model has tokens 0 to {len(self._tokenizer) - 1}")
+        return prompt
+
+    def text(self, ids: list[int]) -> str:
+        """Sampled tokens as text, without half a character or those that end an answer."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)).rstrip(_REPLACEMENT)
 
     def extend(self, prompt_ids: list[int], response_ids: list[int], new: list[Message], tools: list[Tool]) -> list[int] | None:
         """The next prompt: the recorded tokens, then `new`. None if the model's format does not allow it here."""
@@ -131,16 +145,18 @@ def _renderer_for(tokenizer: Path) -> str:
 def _call(attempt: ParsedToolCall) -> tuple[str, str] | None:
     """(name, arguments) of a call, also of one that is cut off or whose arguments are no JSON: the harness says what is wrong with it."""
     if found := _OPENED.match(attempt.raw):
-        name, start = json.loads(found["name"], strict=False), found.start("arguments")
+        start = found.start("arguments")
+        try:
+            name = loads(found["name"])
+        except ValueError:
+            return None
         try:
             end = _DECODER.raw_decode(attempt.raw, start)[1]
         except (ValueError, RecursionError):
             end = len(attempt.raw)
         return (name, attempt.raw[start:end]) if name else None
-    if (
-        attempt.status is ToolCallParseStatus.OK and attempt.name and isinstance(attempt.name, str)
-    ):  # of a model that writes its calls in another form
-        return attempt.name, _json(attempt.arguments)
+    if attempt.status is ToolCallParseStatus.OK and attempt.name and isinstance(attempt.name, str):
+        return attempt.name, _json(attempt.arguments)  # of a model that writes its calls in another form
     return None
 
 
@@ -159,11 +175,11 @@ def _plain(messages: list[Message]) -> list[Any]:
 def _parsed(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
     try:
-        arguments = json.loads(function["arguments"])
+        arguments = loads(function["arguments"])
     except (ValueError, RecursionError):
         arguments = function["arguments"]
     return {**call, "function": {"name": function["name"], "arguments": arguments}}
 
 
 def _json(arguments: object) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)

@@ -82,6 +82,15 @@ def event(data: object, name: str | None = None) -> bytes:
     return f"event: {name}\ndata: {text}\n\n".encode() if name else f"data: {text}\n\n".encode()
 
 
+def usage(answer: Answer) -> dict[str, int]:
+    """OpenAI's count of tokens, as chat completions and completions have it."""
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.response_tokens,
+        "total_tokens": answer.prompt_tokens + answer.response_tokens,
+    }
+
+
 def text_of(content: object, where: str, kinds: tuple[str, ...] = ("text",)) -> str:
     """The text of `content`: a string, null, or a list of text parts. Raises BadRequestError for anything else."""
     if content is None:

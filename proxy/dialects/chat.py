@@ -59,7 +59,7 @@ class ChatCompletions(base.Dialect):
             "created": answer.created,
             "model": question.model,
             "choices": [{"index": 0, "message": message, "finish_reason": answer.finish_reason, "logprobs": None}],
-            "usage": _usage(answer),
+            "usage": base.usage(answer),
         }
 
     def stream(self, question: Question, identity: str, created: int) -> base.Stream:
@@ -103,7 +103,7 @@ class _Stream(base.Stream):
     def end(self, answer: Answer) -> bytes:
         parts = self.show(answer.message) + self._chunk({}, answer.finish_reason)
         if self._include_usage:
-            parts += base.event({**self._head, "choices": [], "usage": _usage(answer)})
+            parts += base.event({**self._head, "choices": [], "usage": base.usage(answer)})
         return parts + base.event("[DONE]")
 
     def fail(self, error: ProxyError) -> bytes:
@@ -175,11 +175,3 @@ def _schema(body: base.Body) -> dict[str, Any] | None:
         return {"type": "object"}
     base.refuse(form, {"type": ("text",)}, "response_format")
     return None
-
-
-def _usage(answer: Answer) -> dict[str, int]:
-    return {
-        "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.response_tokens,
-        "total_tokens": answer.prompt_tokens + answer.response_tokens,
-    }

@@ -1,8 +1,11 @@
 """`/v1/responses`, as OpenAI's clients and Codex speak it. Stateless: the whole history comes with each request.
 
-Codex resolves a call by (namespace, name), so a tool of a namespace gets a canonical name of its own and is taken apart again
-in the reply. Codex runs a function call as soon as it has read its `output_item.done`, also when the stream breaks off after
-it; for that reason this event is sent when the call is durable, and never for a call that was cut off.
+Codex resolves a call by its kind, its namespace and its name; `responses_input` says what becomes of them in between. Codex runs a
+call as soon as it has read its `output_item.done`, also when the stream breaks off after it; for that reason this event is sent when
+the call is durable, and never for a call that was cut off.
+
+A conversation can be compacted: `/v1/responses/compact` asks for it, and so does an input that ends in a `compaction_trigger`. The
+model is asked for a summary, and the answer is a `compaction` item.
 """
 
 import json
@@ -11,11 +14,12 @@ from contextlib import suppress
 from typing import Any, ClassVar, Final
 
 from contracts.sessions import CallKind
-from proxy.canonical import Answer, Message, Question, Tool
+from proxy.canonical import Answer, Message, Question, Tool, WireTool, arguments_object
 from proxy.dialects import base
+from proxy.dialects.responses_input import SUMMARISED, Input, custom_input, encode_summary, growing_input
 from proxy.errors import BadRequestError, LimitReachedError, ProxyError
 
-_HARMLESS: Final = {
+_HARMLESS: Final[dict[str, tuple[object, ...]]] = {
     "previous_response_id": (),
     "conversation": (),
     "background": (False,),
@@ -23,8 +27,16 @@ _HARMLESS: Final = {
     "top_logprobs": (0,),
     "truncation": ("disabled", "auto"),
     "max_tool_calls": (),
+    "context_management": ([],),
+    "moderation": (),
+    "background_options": (),
 }
-_TEXT_PARTS: Final = ("input_text", "output_text", "text", "refusal")
+# Calls whose text comes in pieces: the field that has it, and what the events are called.
+_GROWING: Final = {
+    "function_call": ("arguments", "response.function_call_arguments"),
+    "custom_tool_call": ("input", "response.custom_tool_call_input"),
+}
+_LOGPROBS: Final = "message.output_text.logprobs"
 
 
 class Responses(base.Dialect):
@@ -35,22 +47,23 @@ class Responses(base.Dialect):
 
     def parse(self, body: base.Body, headers: Mapping[str, str]) -> Question:
         base.refuse(body, _HARMLESS)
-        tools, names = _tools(body)
-        if body.get("tool_choice") == "none":
-            tools = []
-        flat = {pair: name for name, pair in names.items()}
+        if _LOGPROBS in base.sequence(body.get("include"), "include"):
+            raise BadRequestError(f"'include' is not supported with the value {_LOGPROBS!r}")
+        given = Input(body)
+        tools = [] if body.get("tool_choice") == "none" else given.tools
         kind, window = _codex(headers)
         return Question(
             dialect=self.name,
             model=base.string(body.get("model") or "", "model"),
-            messages=base.not_empty(_messages(body, flat), "input"),
+            messages=base.not_empty(given.messages, "input"),
             tools=tools,
             max_tokens=base.positive(body.get("max_output_tokens"), "max_output_tokens"),
             stream=bool(body.get("stream")),
-            kind=kind,
-            window=window,
-            names=names,
-            must_call=_must_call(body.get("tool_choice"), tools, flat),
+            kind=CallKind.COMPACTION if given.compact else kind,
+            window=max(window, given.compactions),
+            names=given.names,
+            compact=given.compact,
+            must_call=_must_call(body.get("tool_choice"), tools, given.names),
             one_call=body.get("parallel_tool_calls") is False,
             schema=_schema(body),
         )
@@ -62,6 +75,32 @@ class Responses(base.Dialect):
         return _Stream(question, identity, created)
 
 
+class Compact(Responses):
+    """OpenAI's compaction of a conversation. The reply is what the next request's input begins with."""
+
+    paths: ClassVar[base.Paths] = {"/v1/responses/compact": "answer"}
+
+    def parse(self, body: base.Body, headers: Mapping[str, str]) -> Question:
+        base.refuse(body, {"stream": (False,)})
+        given = body.get("input")
+        items = [{"role": "user", "content": given}] if isinstance(given, str) else base.sequence(given, "input")
+        if not items:
+            raise BadRequestError("input must not be empty")
+        return super().parse({**body, "input": [*items, {"type": "compaction_trigger"}]}, headers)
+
+    def encode(self, question: Question, answer: Answer) -> dict[str, Any]:
+        said = [message["content"] for message in question.messages[:-1] if message["role"] == "user"]
+        kept = [text for text in said if not text.startswith(SUMMARISED)]  # an earlier summary is part of the new one
+        users = [_user_item(answer.identity, index, text) for index, text in enumerate(kept)]
+        return {
+            "id": f"resp_{answer.identity}",
+            "object": "response.compaction",
+            "created_at": answer.created,
+            "output": [*users, _compaction_item(question, answer)],
+            "usage": _usage(answer),
+        }
+
+
 class _Stream(base.Stream):
     def __init__(self, question: Question, identity: str, created: int) -> None:
         self._question = question
@@ -70,7 +109,7 @@ class _Stream(base.Stream):
         self._number = 0
         self._reasoning: str | None = None  # shown so far; None before the item is added
         self._content: str | None = None
-        self._arguments: list[str] = []  # of each call that is shown
+        self._inputs: dict[int, str] = {}  # what is shown of each call's arguments or input
 
     def start(self) -> bytes:
         return self._status("response.created") + self._status("response.in_progress")
@@ -79,6 +118,8 @@ class _Stream(base.Stream):
         return self._status("response.in_progress")
 
     def show(self, message: Message) -> bytes:
+        if self._question.compact:  # the one item of the answer is whole or not there
+            return b""
         parts = self._show_reasoning(message.get("reasoning_content", "")) + self._show_content(message["content"])
         return parts + self._show_calls(message.get("tool_calls", []))
 
@@ -107,13 +148,16 @@ class _Stream(base.Stream):
     def _show_calls(self, calls: list[dict[str, Any]]) -> bytes:
         parts, first = b"", (self._reasoning is not None) + (self._content is not None)
         for index, call in enumerate(calls):
-            item, place = _call_item(self._question, self._identity, index, call, "in_progress"), {"output_index": first + index}
-            if index == len(self._arguments):
-                self._arguments.append("")
-                parts += self._event("response.output_item.added", **place, item={**item, "arguments": ""})
-            if delta := item["arguments"][len(self._arguments[index]) :]:
-                self._arguments[index] += delta
-                parts += self._event("response.function_call_arguments.delta", **place, item_id=item["id"], delta=delta)
+            item, place = _call_item(self._question, f"{self._identity}{index}", call, "in_progress"), {"output_index": first + index}
+            if item["type"] not in _GROWING:
+                continue
+            field, event = _GROWING[item["type"]]
+            if index not in self._inputs:
+                self._inputs[index] = ""
+                parts += self._event("response.output_item.added", **place, item={**item, field: ""})
+            if delta := item[field].removeprefix(self._inputs[index]) if item[field].startswith(self._inputs[index]) else "":
+                self._inputs[index] = item[field]
+                parts += self._event(f"{event}.delta", **place, item_id=item["id"], delta=delta)
         return parts
 
     def end(self, answer: Answer) -> bytes:
@@ -137,11 +181,13 @@ class _Stream(base.Stream):
                 parts += self._event("response.content_part.added", **self._part("msg", index), part=part)
             parts += self._event("response.output_text.done", **self._part("msg", index), text=part["text"], logprobs=[])
             parts += self._event("response.content_part.done", **self._part("msg", index), part=part)
-        else:
-            place = {"output_index": index, "item_id": item["id"]}
-            parts += self._event("response.function_call_arguments.done", **place, name=item["name"], arguments=item["arguments"])
+        elif item["type"] in _GROWING:
             if item["status"] == "incomplete":
                 return b""
+            field, event = _GROWING[item["type"]]
+            parts += self._event(f"{event}.done", output_index=index, item_id=item["id"], **{field: item[field]})
+        else:
+            parts += self._event("response.output_item.added", output_index=index, item=item)
         return parts + self._event("response.output_item.done", output_index=index, item=item)
 
     def fail(self, error: ProxyError) -> bytes:
@@ -170,13 +216,7 @@ def _response(question: Question, identity: str, created: int, answer: Answer | 
     if answer:
         status = "incomplete" if answer.finish_reason == "length" else "completed"
         output = _output(question, answer, status)
-        usage = {
-            "input_tokens": answer.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": answer.response_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": answer.prompt_tokens + answer.response_tokens,
-        }
+        usage = _usage(answer)
     return {
         "id": f"resp_{identity}",
         "object": "response",
@@ -195,8 +235,20 @@ def _response(question: Question, identity: str, created: int, answer: Answer | 
     }
 
 
+def _usage(answer: Answer) -> dict[str, Any]:
+    return {
+        "input_tokens": answer.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": answer.response_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": answer.prompt_tokens + answer.response_tokens,
+    }
+
+
 def _output(question: Question, answer: Answer, status: str) -> list[dict[str, Any]]:
     """The items of an answer. One with nothing in it is an empty message, so that a harness has something to echo."""
+    if question.compact:
+        return [_compaction_item(question, answer)]
     message, identity = answer.message, answer.identity
     calls = message.get("tool_calls", [])
     items = []
@@ -206,7 +258,7 @@ def _output(question: Question, answer: Answer, status: str) -> list[dict[str, A
         items.append(_message_item(identity, message["content"], status))
     for index, call in enumerate(calls):
         cut = status == "incomplete" and not _is_object(call["function"]["arguments"])
-        items.append(_call_item(question, identity, index, call, "incomplete" if cut else "completed"))
+        items.append(_call_item(question, f"{identity}{index}", call, "incomplete" if cut else "completed"))
     return items
 
 
@@ -216,18 +268,33 @@ def _is_object(text: str) -> bool:
     return False
 
 
-def _call_item(question: Question, identity: str, index: int, call: dict[str, Any], status: str) -> dict[str, Any]:
-    function = call["function"]
-    namespace, name = question.names.get(function["name"], (None, function["name"]))
-    item = {
-        "type": "function_call",
-        "id": f"fc_{identity}{index}",
-        "call_id": call["id"],
-        "name": name,
-        "arguments": function["arguments"],
-        "status": status,
-    }
-    return {**item, "namespace": namespace} if namespace else item
+def _call_item(question: Question, identity: str, call: dict[str, Any], status: str) -> dict[str, Any]:
+    """A call, as the harness that offered the tool knows it."""
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    wire = question.names.get(name) or WireTool("function", "", name)
+    item: dict[str, Any] = {"call_id": call["id"], "status": status}
+    if wire.kind == "tool_search":
+        search = {"type": "tool_search_call", "id": f"tsc_{identity}", "execution": "client"}
+        return {**search, **item, "arguments": arguments_object(arguments)}
+    item |= {"name": wire.name, **({"namespace": wire.namespace} if wire.namespace else {})}
+    if wire.kind == "custom":
+        return {
+            "type": "custom_tool_call",
+            "id": f"ctc_{identity}",
+            **item,
+            "input": growing_input(arguments) if status == "in_progress" else custom_input(arguments),
+        }
+    return {"type": "function_call", "id": f"fc_{identity}", **item, "arguments": arguments}
+
+
+def _compaction_item(question: Question, answer: Answer) -> dict[str, Any]:
+    content = encode_summary(answer.message["content"], question.window + 1)
+    return {"type": "compaction", "id": f"cmp_{answer.identity}", "encrypted_content": content}
+
+
+def _user_item(identity: str, index: int, text: str) -> dict[str, Any]:
+    part = {"type": "input_text", "text": text}
+    return {"type": "message", "id": f"msg_{identity}{index}", "role": "user", "status": "completed", "content": [part]}
 
 
 def _message_item(identity: str, text: str, status: str) -> dict[str, Any]:
@@ -240,29 +307,7 @@ def _reasoning_item(identity: str, text: str | None) -> dict[str, Any]:
     return {"type": "reasoning", "id": f"rs_{identity}", "summary": [], "content": content, "encrypted_content": None}
 
 
-def _tools(body: base.Body) -> tuple[list[Tool], dict[str, tuple[str, str]]]:
-    """The tools in canonical form, and for those in a namespace, canonical name to (namespace, name)."""
-    tools: list[Tool] = []
-    names: dict[str, tuple[str, str]] = {}
-    for index, item in enumerate(base.sequence(body.get("tools"), "tools")):
-        where = f"tools[{index}]"
-        tool = base.mapping(item, where)
-        if tool.get("type") == "function":
-            tools.append(base.function_tool(base.string(tool.get("name"), f"{where}.name"), tool, where))
-        elif tool.get("type") == "namespace":
-            namespace = base.string(tool.get("name"), f"{where}.name")
-            for inner in base.sequence(tool.get("tools"), f"{where}.tools"):
-                function = base.mapping(inner, where)
-                name = base.string(function.get("name"), f"{where}.tools.name")
-                canonical = _canonical_name(namespace, name)
-                names[canonical] = (namespace, name)
-                tools.append(base.function_tool(canonical, function, where))
-        else:
-            raise BadRequestError(f"{where} is of type {tool.get('type')!r}; only function and namespace are supported")
-    return tools, names
-
-
-def _must_call(choice: object, tools: list[Tool], flat: Mapping[tuple[str, str], str]) -> tuple[str, ...]:
+def _must_call(choice: object, tools: list[Tool], names: Mapping[str, WireTool]) -> tuple[str, ...]:
     if choice in (None, "auto", "none"):
         return ()
     if choice == "required":
@@ -271,10 +316,12 @@ def _must_call(choice: object, tools: list[Tool], flat: Mapping[tuple[str, str],
     items = [chosen]
     if chosen.get("type") == "allowed_tools" and chosen.get("mode") == "required":
         items = [base.mapping(item, "tool_choice.tools") for item in base.sequence(chosen.get("tools"), "tool_choice.tools")]
-    if any(item.get("type") != "function" for item in items):
+    if any(item.get("type") not in ("function", "custom") for item in items):
         raise BadRequestError(f"tool_choice is not supported with the value {str(choice)[:200]}")
-    names = [flat.get((str(item.get("namespace")), str(item.get("name"))), item.get("name")) for item in items]
-    return base.named(names, tools, "tool_choice")
+    canonical = {(wire.namespace, wire.name): name for name, wire in names.items()}
+    return base.named(
+        [canonical.get((str(item.get("namespace") or ""), str(item.get("name"))), item.get("name")) for item in items], tools, "tool_choice"
+    )
 
 
 def _schema(body: base.Body) -> dict[str, Any] | None:
@@ -286,59 +333,6 @@ def _schema(body: base.Body) -> dict[str, Any] | None:
         return {"type": "object"}
     base.refuse(form, {"type": ("text",)}, "text.format")
     return None
-
-
-def _canonical_name(namespace: str, name: str) -> str:
-    return namespace + name if namespace.endswith("__") else f"{namespace}__{name}"
-
-
-def _messages(body: base.Body, flat: Mapping[tuple[str, str], str]) -> list[Message]:
-    messages: list[Message] = []
-    if instructions := body.get("instructions"):
-        messages.append({"role": "system", "content": base.string(instructions, "instructions")})
-    given = body.get("input")
-    if isinstance(given, str):
-        return [*messages, {"role": "user", "content": given}]
-    for index, item in enumerate(base.sequence(given, "input")):
-        _take(messages, base.mapping(item, f"input[{index}]"), f"input[{index}]", flat)
-    return messages
-
-
-def _take(messages: list[Message], item: dict[str, Any], where: str, flat: Mapping[tuple[str, str], str]) -> None:
-    """Add one item of the input. Reasoning, text and calls of one answer are one message, as they were sampled."""
-    kind = item.get("type", "message")
-    if kind == "reasoning":
-        parts = base.sequence(item.get("content") or item.get("summary"), f"{where}.content")
-        text = base.text_of(parts, f"{where}.content", ("reasoning_text", "summary_text", "text"))
-        _assistant(messages, after=()).update({"reasoning_content": text} if text else {})
-    elif kind == "message" and item.get("role") == "assistant":
-        text = base.text_of(item.get("content"), f"{where}.content", _TEXT_PARTS)
-        _assistant(messages, after=("tool_calls",))["content"] += text
-    elif kind == "message":
-        role = {"system": "system", "developer": "system", "user": "user"}.get(str(item.get("role")))
-        if role is None:
-            raise BadRequestError(f"{where}.role is {item.get('role')!r}; it must be system, developer, user or assistant")
-        messages.append({"role": role, "content": base.text_of(item.get("content"), f"{where}.content", _TEXT_PARTS)})
-    elif kind == "function_call":
-        name = base.string(item.get("name"), f"{where}.name")
-        if namespace := item.get("namespace"):
-            pair = (base.string(namespace, f"{where}.namespace"), name)
-            name = flat.get(pair) or _canonical_name(*pair)
-        call = base.tool_call(item.get("call_id"), name, item.get("arguments"), where)
-        _assistant(messages, after=()).setdefault("tool_calls", []).append(call)
-    elif kind == "function_call_output":
-        content = base.text_of(item.get("output"), f"{where}.output", _TEXT_PARTS)
-        call_id = base.string(item.get("call_id"), f"{where}.call_id")
-        messages.append({"role": "tool", "content": content, "tool_call_id": call_id})
-    else:
-        raise BadRequestError(f"{where} is of type {kind!r}, which is not supported")
-
-
-def _assistant(messages: list[Message], after: tuple[str, ...]) -> Message:
-    """The assistant message that the next part belongs to: a new one after anything else, or if the last has `after`."""
-    if not messages or messages[-1]["role"] != "assistant" or any(key in messages[-1] for key in after):
-        messages.append({"role": "assistant", "content": ""})
-    return messages[-1]
 
 
 def _codex(headers: Mapping[str, str]) -> tuple[CallKind, int]:

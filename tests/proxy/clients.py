@@ -16,9 +16,14 @@ TOOL = {
 FLAT_TOOL = {"type": "function", **TOOL["function"]}  # type: ignore[dict-item]
 
 
-def call_text(cmd: str, name: str = "exec_command") -> str:
+def text_of_call(name: str, **arguments: Any) -> str:
     """A tool call as Qwen3 writes it."""
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': {'cmd': cmd}})}\n</tool_call>"
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def call_text(cmd: str, name: str = "exec_command") -> str:
+    """A call that runs a command."""
+    return text_of_call(name, cmd=cmd)
 
 
 def thoughtful_agent(prompt: str) -> str:

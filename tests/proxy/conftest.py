@@ -31,6 +31,7 @@ def stub(_stub: StubEngine) -> Iterator[StubEngine]:
     _stub.label = _stub.label_after_abort = "run@0"
     _stub.troubles.clear()
     _stub.prompts.clear()
+    _stub.params.clear()
     _stub.gate.set()
     yield _stub
     _stub.gate.set()

@@ -61,7 +61,7 @@ def test_errors_are_the_ones_that_the_client_knows(proxy: Proxy, stub: StubEngin
     session, key = proxy.open(member, limits=SessionLimits(calls=1, tokens=1000))
     ask = client(proxy, key)
     with pytest.raises(anthropic.BadRequestError, match="stop_sequences"):
-        ask.messages.create(model="policy", max_tokens=8, stop_sequences=["x"], messages=[{"role": "user", "content": "hi"}])
+        ask.messages.create(model="policy", max_tokens=8, stop_sequences=[""], messages=[{"role": "user", "content": "hi"}])
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
         ask.messages.create(model="policy", max_tokens=8, messages=[{"role": "user", "content": "many words " * 20_000}])
     assert proxy.close(session).limit_reached is Limit.CONTEXT

@@ -11,9 +11,10 @@ from proxy.canonical import Answer, Message, Question, message_key
 from proxy.dialects import DIALECTS
 from proxy.dialects.base import Dialect
 from proxy.dialects.chat import ChatCompletions
+from proxy.dialects.completions import Completions
 from proxy.dialects.gemini import Gemini
 from proxy.dialects.messages import Messages
-from proxy.dialects.responses import Responses
+from proxy.dialects.responses import Compact, Responses
 from proxy.errors import BadRequestError
 from tests.proxy.clients import FLAT_TOOL, TOOL, events
 from tests.proxy.test_graph import ANSWERS, assistant
@@ -26,8 +27,13 @@ def answer_of(message: Message, finish_reason: str = "stop") -> Answer:
 
 
 def question_in(dialect: Dialect, **fields: Any) -> Question:
-    prompts: dict[str, dict[str, Any]] = {"responses": {"input": "hi"}, "gemini": {"contents": [{"parts": [{"text": "hi"}]}]}}
-    return dialect.parse({"model": "m", "stream": True, **prompts.get(dialect.name, {"messages": [HI]}), **fields}, {})
+    prompts: dict[str, dict[str, Any]] = {
+        "responses": {"input": "hi"},
+        "gemini": {"contents": [{"parts": [{"text": "hi"}]}]},
+        "completions": {"prompt": "hi"},
+    }
+    streamed = not isinstance(dialect, Compact)
+    return dialect.parse({"model": "m", "stream": streamed, **prompts.get(dialect.name, {"messages": [HI]}), **fields}, {})
 
 
 def grown(message: Message, length: int) -> Message:
@@ -234,6 +240,7 @@ def test_nothing_that_a_harness_acts_on_is_sent_before_the_end(message: Message)
         shown = (stream.start() + stream.show({**message, "reasoning_content": "thought"}) + stream.keep_alive()).decode()
         assert '"finish_reason":"' not in shown
         assert ".done" not in shown
+        assert "tool_search_call" not in shown
         assert "message_delta" not in shown
         assert "functionCall" not in shown
         stops = [event for event in events(shown) if event["type"] == "content_block_stop"] if dialect.name == "messages" else []
@@ -307,7 +314,25 @@ def test_a_chat_field_that_cannot_be_honoured_is_refused_by_name(field: str, val
         ("input", [{"type": "item_reference", "id": "x"}]),
         ("input", [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]}]),
         ("input", [{"type": "function_call", "call_id": 3, "name": "x", "arguments": "{}"}]),
-        ("tools", [{"type": "custom", "name": "apply_patch"}]),
+        ("input", [{"type": "web_search_call", "id": "ws_1", "status": "completed"}]),
+        ("input", [{"type": "local_shell_call", "call_id": "c", "action": {}}]),
+        ("input", [{"type": "image_generation_call", "id": "ig_1", "result": ""}]),
+        ("input", [{"type": "compaction", "encrypted_content": "gAAAAABo"}]),
+        ("input", [{"type": "context_compaction"}]),
+        ("input", [{"type": "compaction_trigger"}, {"role": "user", "content": "hi"}]),
+        ("input", [{"type": "custom_tool_call", "call_id": "c", "name": "exec", "input": {}}]),
+        ("input", [{"type": "tool_search_call", "call_id": None, "execution": "server", "arguments": {}}]),
+        ("input", [{"type": "additional_tools", "role": "developer", "tools": [{"type": "mcp"}]}]),
+        ("tools", [{"type": "custom", "name": "apply_patch", "format": {"type": "audio"}}]),
+        ("tools", [{"type": "custom", "format": {"type": "text"}}]),
+        ("tools", [{"type": "tool_search"}]),
+        ("tools", [{"type": "web_search"}]),
+        ("tools", [{"type": "local_shell"}]),
+        ("tools", [{**FLAT_TOOL, "name": "a__b"}, {**NAMESPACE, "name": "a", "tools": [{**FLAT_TOOL, "name": "b"}]}]),
+        ("tools", [{**NAMESPACE, "tools": [NAMESPACE]}]),
+        ("include", ["message.output_text.logprobs"]),
+        ("context_management", [{"type": "compaction", "compact_threshold": 1000}]),
+        ("moderation", {"model": "omni-moderation-latest"}),
         ("max_output_tokens", -1),
         ("text", {"format": {"type": "grammar"}}),
     ],
@@ -348,7 +373,8 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(
         ["type", "role", "content", "text", "tool_use", "tool_use_id", "input", "thinking", "tool_calls", "function", "name", "arguments",
-         "id", "call_id", "output", "tools", "parts", "functionCall", "functionResponse", "response", "args"]
+         "id", "call_id", "output", "tools", "parts", "functionCall", "functionResponse", "response", "args", "format", "namespace",
+         "custom", "custom_tool_call", "tool_search", "tool_search_output", "additional_tools", "compaction", "encrypted_content"]
     ), inner, max_size=4),
     max_leaves=12,
 )  # fmt: skip
@@ -372,6 +398,8 @@ JSON = st.recursive(
                 "systemInstruction",
                 "generationConfig",
                 "toolConfig",
+                "include",
+                "prompt",
             ]
         ),
         JSON,
@@ -389,3 +417,13 @@ def test_any_body_is_parsed_or_refused(body: dict[str, Any]) -> None:
 def test_codex_metadata_of_any_form_is_harmless(metadata: str) -> None:
     assert Responses().parse({"input": "hi", "tools": [FLAT_TOOL]}, {"x-codex-turn-metadata": metadata}).window >= 0
     assert ChatCompletions().parse({"messages": [{"role": "user", "content": "hi"}], "tools": [TOOL]}, {}).tools == [TOOL]
+
+
+@given(st.text(max_size=12), CUTS)
+def test_a_streamed_completion_adds_up_to_the_whole_one(text: str, cuts: list[int]) -> None:
+    dialect, answer = Completions(), answer_of({"role": "assistant", "content": text}, "length")
+    chunks = events(streamed(dialect, answer, cuts))
+    whole = dialect.encode(question_in(dialect), answer)
+    assert "".join(choice["text"] for chunk in chunks for choice in chunk["choices"]) == whole["choices"][0]["text"] == text
+    assert [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]][-1] == "length"
+    assert chunks[-1]["usage"] == whole["usage"]

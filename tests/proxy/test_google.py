@@ -74,4 +74,4 @@ def test_errors_are_the_ones_that_the_client_knows(proxy: Proxy, member: int) ->
     _, key = proxy.open(member)
     google = client(proxy, key)
     with pytest.raises(errors.ClientError, match=r"INVALID_ARGUMENT.*stopSequences"):
-        google.models.generate_content(model="policy", contents="hi", config=types.GenerateContentConfig(stop_sequences=["x"]))
+        google.models.generate_content(model="policy", contents="hi", config=types.GenerateContentConfig(stop_sequences=[""]))

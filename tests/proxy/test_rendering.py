@@ -85,7 +85,9 @@ def test_a_call_that_was_cut_off_has_the_arguments_so_far(model: Model) -> None:
     assert model.parse('<tool_call>\n{"name": "run", "arguments": {"cmd": "a').calls == [("run", '{"cmd": "a')]
 
 
-@pytest.mark.parametrize("said", ['{"nam', '{"name": 3, "arguments": {}}', '{"name": "", "arguments": {}}', "run(a)"])
+@pytest.mark.parametrize(
+    "said", ['{"nam', '{"name": 3, "arguments": {}}', '{"name": "", "arguments": {}}', "run(a)", '{"name": "a\tb", "arguments": {}}']
+)
 def test_a_call_without_a_name_is_text(model: Model, said: str) -> None:
     parsed = model.parse(f"<tool_call>\n{said}\n</tool_call><|im_end|>")
     assert (parsed.calls, parsed.content) == ([], said)
