@@ -10,15 +10,16 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
-from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.client import Client, WorkflowExecutionDescription, WorkflowExecutionStatus
 from temporalio.service import RPCError
 
 from cli.state import StackState
-from contracts.runs import Progress
+from contracts.runs import Activity, Progress
 from infra.settings import Settings
 
 console = Console()
 BARS = "▁▂▃▄▅▆▇█"
+_LONG_UPDATE = 100  # steps; a shorter update is over before a line about it helps
 
 
 def link(state: StackState, settings: Settings, workflow: str) -> str:
@@ -53,17 +54,28 @@ async def follow(client: Client, name: str, url: str) -> None:
                 if console.is_terminal:
                     live.update(Text(f"waiting for a worker: {error.message}"))
                 progress = None
+            description = await handle.describe()
             if progress:
+                step = await update_step(client, description)
                 if console.is_terminal:
-                    live.update(panel(progress, name, url))
+                    live.update(panel(progress, name, url, step))
                 else:
-                    lines.show(progress)
-            if (await handle.describe()).status is not WorkflowExecutionStatus.RUNNING:
+                    lines.show(progress, step)
+            if description.status is not WorkflowExecutionStatus.RUNNING:
                 return
             await asyncio.sleep(1.0)
 
 
-def panel(progress: Progress, name: str, url: str) -> Group:
+async def update_step(client: Client, description: WorkflowExecutionDescription) -> tuple[str, int, int] | None:
+    """(phase, step, steps) of the trainer, as the update's last heartbeat said; none while there is no update."""
+    for pending in description.raw_description.pending_activities:
+        if pending.activity_type.name == Activity.UPDATE_POLICY and pending.heartbeat_details.payloads:
+            phase, step, steps = await client.data_converter.decode(pending.heartbeat_details.payloads, [str, int, int])
+            return phase, step, steps
+    return None
+
+
+def panel(progress: Progress, name: str, url: str, step: tuple[str, int, int] | None = None) -> Group:
     """The live view."""
     flight = progress.in_flight
     ended = flight.completed + flight.truncated + flight.failed
@@ -73,6 +85,8 @@ def panel(progress: Progress, name: str, url: str) -> Group:
     facts.add_row("iteration", f"{progress.iteration} of {progress.iterations}   policy version {progress.version}")
     failed = f"[red]{flight.failed} failed[/]" if flight.failed else "0 failed"
     facts.add_row("rollouts", f"{ended} of {flight.of} ended, {flight.running} running, {failed}   {flight.batch}")
+    if step:
+        facts.add_row("trainer", step[0] + (f", step {step[1]} of {step[2]}" if step[2] else ""))
     facts.add_row("reward", reward_line(progress))
     facts.add_row("elapsed", f"{duration(time.time() - progress.started_at)}   {eta(progress)}")
     return Group(facts, ProgressBar(total=max(1, flight.of), completed=ended, width=60))
@@ -109,8 +123,9 @@ class _Lines:
         self._iterations = 0
         self._cells = 0
         self._tenth = ("", -1)
+        self._step = ("", -1)
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: Progress, step: tuple[str, int, int] | None) -> None:
         phase = f"{progress.phase} (iteration {progress.iteration} of {progress.iterations})"
         if phase != self._phase:
             self._say(phase)
@@ -122,6 +137,9 @@ class _Lines:
             self._tenth = tenth
             mean = f", mean reward {flight.reward_sum / flight.rewarded:.3f}" if flight.rewarded else ""
             self._say(f"  {flight.batch}: {ended} of {flight.of} ended, {flight.running} running, {flight.failed} failed{mean}")
+        if step and step[2] >= _LONG_UPDATE and (quarter := (step[0], 4 * step[1] // step[2])) != self._step:
+            self._step = quarter
+            self._say(f"  {step[0]}: step {step[1]} of {step[2]}")
         for done in progress.iterations_done[self._iterations :]:
             mean = "–" if done.batch.reward_mean is None else f"{done.batch.reward_mean:.3f}"
             self._say(

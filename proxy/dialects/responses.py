@@ -155,8 +155,10 @@ class _Stream(base.Stream):
             if index not in self._inputs:
                 self._inputs[index] = ""
                 parts += self._event("response.output_item.added", **place, item={**item, field: ""})
-            if delta := item[field].removeprefix(self._inputs[index]) if item[field].startswith(self._inputs[index]) else "":
-                self._inputs[index] = item[field]
+            shown, text = self._inputs[index], item[field]
+            if text.startswith(shown) and text != shown:
+                self._inputs[index] = text
+                delta = text[len(shown) :]
                 parts += self._event(f"{event}.delta", **place, item_id=item["id"], delta=delta)
         return parts
 
