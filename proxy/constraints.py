@@ -1,7 +1,7 @@
 """What an answer must be like, in the form of the engine's guided decoding, and where its text ends.
 
 The engine masks the tokens that would leave the form, so log-probabilities of such an answer are of the masked distribution. Thinking first
-is always allowed. A grammar begins with the answer: one that broke off cannot be continued under it (`proxy.sampling`).
+is allowed. A grammar begins with the answer: one that broke off cannot be continued under it (`proxy.sampling`).
 """
 
 import json
@@ -12,16 +12,7 @@ from typing import Any, Final
 from proxy.canonical import Question
 from proxy.errors import BadRequestError
 
-_THOUGHT: Final = {
-    "type": "optional",
-    "content": {
-        "type": "sequence",
-        "elements": [
-            {"type": "tag", "begin": "<think>", "content": {"type": "any_text"}, "end": "</think>"},
-            {"type": "regex", "pattern": "[ \\n]{0,4}"},
-        ],
-    },
-}
+_LONGEST_BLANK: Final = 64  # blanks in a row; without a bound a model that begins to indent may never end
 
 
 @dataclass(frozen=True)
@@ -37,8 +28,8 @@ class CallForm:
 HERMES: Final = CallForm('<tool_call>\n{"name": ', ', "arguments": ', "}\n</tool_call>", "</tool_call>")
 
 
-def structured_outputs(question: Question, form: CallForm | None) -> dict[str, Any] | None:
-    """vLLM's `structured_outputs` for `question`; none if its answer is free.
+def structured_outputs(question: Question, form: CallForm | None, max_tokens: int) -> dict[str, Any] | None:
+    """vLLM's `structured_outputs` for `question`; none if its answer is free. Thinking may take half of `max_tokens`.
 
     Raises BadRequestError if a call must be forced and `form`, the model's, is not known.
     """
@@ -46,7 +37,7 @@ def structured_outputs(question: Question, form: CallForm | None) -> dict[str, A
         return None
     answers: list[dict[str, Any]] = []
     if question.schema is not None and not question.must_call:
-        answers.append({"type": "json_schema", "json_schema": question.schema})
+        answers.append(_json(question.schema))
     if question.tools:
         if form is None:
             raise BadRequestError(
@@ -63,18 +54,23 @@ def structured_outputs(question: Question, form: CallForm | None) -> dict[str, A
             }
         )
     answer = answers[0] if len(answers) == 1 else {"type": "or", "elements": answers}
-    tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": [_THOUGHT, answer]}}
+    tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": [_thought(max_tokens // 2), answer]}}
     return {"structural_tag": json.dumps(tag, ensure_ascii=False)}
 
 
 def _tag(name: str, parameters: dict[str, Any], form: CallForm) -> dict[str, Any]:
     begin = form.begin + json.dumps(name, ensure_ascii=False) + form.middle
-    return {
-        "type": "tag",
-        "begin": begin,
-        "content": {"type": "json_schema", "json_schema": {"type": "object"} | parameters},
-        "end": form.end,
-    }
+    return {"type": "tag", "begin": begin, "content": _json({"type": "object"} | parameters), "end": form.end}
+
+
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _LONGEST_BLANK}
+
+
+def _thought(max_tokens: int) -> dict[str, Any]:
+    text = {"type": "any_text", "max_tokens": max_tokens}
+    thought = {"type": "tag", "begin": "<think>", "content": text, "end": "</think>"}
+    return {"type": "optional", "content": {"type": "sequence", "elements": [thought, {"type": "regex", "pattern": "[ \\n]{0,4}"}]}}
 
 
 def until_stop(text: str, stop: Sequence[str]) -> tuple[str, str | None]:

@@ -155,7 +155,7 @@ class Generation:
         if question.max_tokens is not None:
             bounds.append((question.max_tokens, None))
         max_tokens, cut = min(bounds, key=lambda bound: bound[0])
-        form = self._form(question)
+        form = self._form(question, max_tokens)
         if max_tokens < 1:
             message = f"the prompt has {len(prompt_ids)} tokens, the context window of this model {context}"
             raise LimitReachedError(Limit.CONTEXT, message)
@@ -187,12 +187,12 @@ class Generation:
             parsed = parse(plan.prompt_ids, ids, question.tools)
         return parsed
 
-    def _form(self, question: Question) -> dict[str, Any]:
+    def _form(self, question: Question, max_tokens: int) -> dict[str, Any]:
         """The sampling parameters that make the answer end where it has to and be as it must. Raises BadRequestError."""
         form: dict[str, Any] = {"stop_token_ids": self._rendering.stop_token_ids(one_call=question.one_call and bool(question.tools))}
         if question.stop:
             form["stop"] = list(question.stop)
-        if constraint := structured_outputs(question, self._rendering.call_form):
+        if constraint := structured_outputs(question, self._rendering.call_form, max_tokens):
             form["structured_outputs"] = constraint
         return form
 

@@ -125,7 +125,7 @@ async def test_real_codex_is_served_by_real_vllm(proxy: Proxy, tmp_path: Path) -
 
 
 def test_a_random_model_calls_the_tool_that_it_must_and_answers_in_the_schema_that_it_must(proxy: Proxy, vllm: Vllm) -> None:
-    session, key = proxy.open(member=30, sampling=Sampling(temperature=1.0, max_tokens=300))
+    session, key = proxy.open(member=30, sampling=Sampling(temperature=1.0, max_tokens=3000))
     client = Client(proxy.url, key)
     schema = {"type": "object", "properties": {"kind": {"enum": ["a", "b"]}}, "required": ["kind"], "additionalProperties": False}
     tools = [{"type": "function", "function": {"name": name, "description": "", "parameters": schema}} for name in ("run", "look")]

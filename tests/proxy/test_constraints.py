@@ -115,7 +115,7 @@ def test_what_is_asked_for_is_part_of_the_question() -> None:
 
 
 def form_of(question: Question) -> Any:
-    outputs = structured_outputs(question, HERMES)
+    outputs = structured_outputs(question, HERMES, 100)
     assert outputs
     return json.loads(outputs["structural_tag"])["format"]["elements"][1]
 
@@ -132,13 +132,13 @@ def test_a_forced_call_is_a_tag_of_each_tool_that_may_be_called() -> None:
 def test_a_schema_beside_tools_leaves_the_choice() -> None:
     form = form_of(chat(response_format={"type": "json_object"}))
     assert [element["type"] for element in form["elements"]] == ["json_schema", "tags_with_separator"]
-    assert form_of(chat(tools=[], response_format={"type": "json_object"})) == {"type": "json_schema", "json_schema": {"type": "object"}}
-    assert structured_outputs(chat(), HERMES) is None
+    assert form_of(chat(tools=[], response_format={"type": "json_object"}))["json_schema"] == {"type": "object"}
+    assert structured_outputs(chat(), HERMES, 100) is None
 
 
 def test_a_call_cannot_be_forced_if_its_form_is_not_known() -> None:
     with pytest.raises(BadRequestError, match="tool_choice"):
-        structured_outputs(chat(tool_choice="required"), None)
+        structured_outputs(chat(tool_choice="required"), None, 100)
 
 
 @given(st.text("abc", max_size=12), st.lists(st.text("abc", min_size=1, max_size=3), max_size=3))
