@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.identity import RolloutId
-from contracts.sessions import CallRecord, CallTimings, OpenSession, ReplayConfig, ReplayLevel, Sampling, SessionLimits
+from contracts.sessions import CallRecord, CallTimings, OpenSession, ReplayConfig, ReplayLevel, Sampling, SegmentReason, SessionLimits
 from proxy.canonical import Message, Question
 from proxy.graph import Graph
 from proxy.replay import Divergence, Match, Replay
@@ -148,6 +148,20 @@ def test_a_record_that_has_ended_is_no_divergence() -> None:
     assert (len(graph.calls), divergence) == (3, None)
 
 
+def test_a_compaction_is_replayed_as_one_and_one_that_the_record_has_not_is_no_divergence() -> None:
+    task, title = [{"role": "user", "content": "task"}], [{"role": "user", "content": "title"}]
+    summary = chat([*task, {"role": "user", "content": "summary"}], window=1)
+    source = Graph()
+    for number, question in enumerate((chat(task), chat(title))):
+        ask(source, question, assistant(f"a{number}", []))
+    assert Replay("s", source, rules_of("codex")).find(Graph(), summary) is None
+    ask(source, summary, assistant("a2", []))
+    match = Replay("s", source, rules_of("codex")).find(Graph(), summary)
+    assert isinstance(match, Match)
+    record = match.call("t", 0, summary, Graph(), TIMINGS).record
+    assert (record.answer["content"], record.segment_reason) == ("a2", SegmentReason.COMPACTION)
+
+
 def test_other_tools_and_other_terms_are_differences() -> None:
     replay, task = Replay("s", record([(None, 0)]), rules_of("codex")), Harness([(None, 0)], quiet).question().messages
     for question, reason in ((chat(task, tools=[]), "the tools differ"), (chat(task, max_tokens=5), "how the answer is asked for")):
@@ -197,7 +211,7 @@ def agent(prompt: str) -> str:
     return call_text(f"echo {prompt.count('<tool_response>')}") if prompt.count("<tool_response>") < 3 else "done"
 
 
-CODEX = {"labels": {"harness": "codex"}}
+CODEX: dict[str, Any] = {"labels": {"harness": "codex"}}
 
 
 def second(proxy: Proxy, member: int, session: str, attempt: int = 2, **config: Any) -> tuple[str, str]:
