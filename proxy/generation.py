@@ -128,7 +128,7 @@ class Generation:
         arrived = time.time()
         try:
             tokens_left = session.check_limits()
-            if match := session.replayed(question):
+            if session.replay and (match := session.replayed(question, self._place(session, question))):
                 sequence = _take_place(session, match.place)
                 return self._begin(
                     session, question, sequence, arrived, lambda _: self._replay(session, question, match, sequence, arrived)
@@ -176,6 +176,12 @@ class Generation:
             message = f"the prompt has {len(prompt_ids)} tokens, the context window of this model {context}"
             raise LimitReachedError(Limit.CONTEXT, message)
         return Plan(_take_place(session, place), place, prompt_ids, max_tokens, cut, form, arrived)
+
+    def _place(self, session: Session, question: Question) -> Place:
+        """Where `question` stands, by what was asked and answered so far."""
+        if question.raw:
+            return session.graph.place_raw(question, self._rendering.prompt(question.messages, []))
+        return session.graph.place(question)
 
     def _prompt(self, session: Session, question: Question) -> tuple[Place, list[int]]:
         """Where `question` stands, and its tokens: those of the call that it extends, and what is new."""

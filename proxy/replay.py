@@ -69,12 +69,11 @@ class Replay:
         self._rules = rules
         self._under_way: set[int] = set()
 
-    def find(self, graph: Graph, question: Question) -> Match | Divergence | None:
-        """What the record has for `question`, asked in a session whose calls so far are `graph`; none if the record has ended there.
+    def find(self, graph: Graph, question: Question, place: Place) -> Match | Divergence | None:
+        """What the record has for `question`, which stands at `place` among the calls `graph`; none if the record has ended there.
 
         A match is taken: it is found no second time, unless `give_back` says that nothing came of it.
         """
-        place = graph.place(question)
         before = self._source_of(place.parent) if place.parent else None
         below = self._unused(graph, before) if before else []
         # Also for a question below a replayed call: a recorded one may have begun a segment although its messages extend another's.

@@ -17,7 +17,7 @@ from contracts.failures import Limit
 from contracts.sessions import CallRecord, OpenSession, ReplayLevel, ReplayStatus, SessionStatus
 from proxy.canonical import Question
 from proxy.errors import BadRequestError, LimitReachedError, ReplayDivergedError, UnauthorizedError
-from proxy.graph import Graph
+from proxy.graph import Graph, Place
 from proxy.journal import Journal, StoredSession
 from proxy.metrics import DIVERGED, SESSIONS
 from proxy.replay import Match, Replay
@@ -102,10 +102,10 @@ class Session:
         """Whether the session has left the record and may only follow it."""
         return self.diverged_at is not None and self.opened.replay.on_divergence == "refuse"
 
-    def replayed(self, question: Question) -> Match | None:
-        """The recorded call that answers `question`, taken; none if it is to be sampled. Raises ReplayDivergedError."""
+    def replayed(self, question: Question, place: Place) -> Match | None:
+        """The recorded call that answers `question` at `place`, taken; none if it is to be sampled. Raises ReplayDivergedError."""
         self._check_divergence()
-        found = self.replay.find(self.graph, question) if self.replay else None
+        found = self.replay.find(self.graph, question, place) if self.replay else None
         if isinstance(found, Match):
             return found
         if found and self.diverged_at is None:

@@ -102,7 +102,7 @@ class HarnessRules:
         if recorded == new or message_key(recorded) == message_key(new):
             return Likeness(ReplayLevel.EQUAL)
         role = recorded["role"]
-        if role != new["role"] or role == "assistant":
+        if role != new["role"] or role not in ("system", "user", "tool"):
             return None
         old, now = recorded["content"], new["content"]
         if role != "tool":

@@ -88,13 +88,17 @@ def follow(source: Graph, turns: list[Turn], noise: Noise = quiet) -> tuple[Grap
         question = harness.question()
         call = graph.asked_before(question)
         if call is None:
-            found = Replay("s", source, rules_of("codex")).find(graph, question)
+            found = find(source, graph, question)
             if not isinstance(found, Match):
                 return graph, found
             call = found.call("t", len(graph.calls), question, graph, TIMINGS)
             graph.add(call)
         harness.hear(question, call.record.answer)
     return graph, None
+
+
+def find(source: Graph, graph: Graph, question: Question) -> Match | Divergence | None:
+    return Replay("s", source, rules_of("codex")).find(graph, question, graph.place(question))
 
 
 def facts(record: CallRecord) -> dict[str, Any]:
@@ -154,29 +158,29 @@ def test_a_compaction_is_replayed_as_one_and_one_that_the_record_has_not_is_no_d
     source = Graph()
     for number, question in enumerate((chat(task), chat(title))):
         ask(source, question, assistant(f"a{number}", []))
-    assert Replay("s", source, rules_of("codex")).find(Graph(), summary) is None
+    assert find(source, Graph(), summary) is None
     ask(source, summary, assistant("a2", []))
-    match = Replay("s", source, rules_of("codex")).find(Graph(), summary)
+    match = find(source, Graph(), summary)
     assert isinstance(match, Match)
     record = match.call("t", 0, summary, Graph(), TIMINGS).record
     assert (record.answer["content"], record.segment_reason) == ("a2", SegmentReason.COMPACTION)
 
 
 def test_other_tools_and_other_terms_are_differences() -> None:
-    replay, task = Replay("s", record([(None, 0)]), rules_of("codex")), Harness([(None, 0)], quiet).question().messages
+    source, task = record([(None, 0)]), Harness([(None, 0)], quiet).question().messages
     for question, reason in ((chat(task, tools=[]), "the tools differ"), (chat(task, max_tokens=5), "how the answer is asked for")):
-        found = replay.find(Graph(), question)
+        found = find(source, Graph(), question)
         assert isinstance(found, Divergence)
         assert reason in found.reason
 
 
 def test_a_match_is_taken_until_it_is_given_back() -> None:
     replay, question = Replay("s", record([(None, 0)]), rules_of("codex")), Harness([(None, 0)], quiet).question()
-    match = replay.find(Graph(), question)
+    match = replay.find(Graph(), question, Graph().place(question))
     assert isinstance(match, Match)
-    assert replay.find(Graph(), question) is None
+    assert replay.find(Graph(), question, Graph().place(question)) is None
     replay.give_back(match)
-    assert isinstance(replay.find(Graph(), question), Match)
+    assert isinstance(replay.find(Graph(), question, Graph().place(question)), Match)
 
 
 # The proxy as a process.
@@ -339,6 +343,22 @@ def test_a_retry_of_a_replayed_request_gets_the_same_reply(proxy: Proxy, stub: S
     assert client.responses("hi").content == client.responses("hi").content
     (call,) = proxy.calls(again).calls
     assert (call.replays, stub.prompts) == (1, [])
+
+
+def test_raw_prompts_are_replayed_by_their_tokens(proxy: Proxy, stub: StubEngine, member: int) -> None:
+    stub.script = lambda prompt: f" and {len(prompt)}"
+    session, key = proxy.open(member)
+    first = Client(proxy.url, key).http.post("/v1/completions", json={"model": "policy", "prompt": "One"}).json()["choices"][0]
+    prompt = proxy.calls(session).calls[0].prompt_ids + proxy.calls(session).calls[0].response_ids
+    bodies = [{"model": "policy", "prompt": "One"}, {"model": "policy", "prompt": [*prompt, *prompt[:1]]}]
+    Client(proxy.url, key).http.post("/v1/completions", json=bodies[1])
+    stub.prompts.clear()
+    again, key = proxy.open(member, attempt=2, replay_of=session, replay=ReplayConfig(pace=0.0))
+    replies = [Client(proxy.url, key).http.post("/v1/completions", json=body).json() for body in bodies]
+    assert replies[0]["choices"][0] == first
+    assert stub.prompts == []
+    assert [facts(call) for call in proxy.calls(again).calls] == [facts(call) for call in proxy.calls(session).calls]
+    assert [call.parent for call in proxy.calls(again).calls] == [None, 0]
 
 
 def test_opening_seals_the_session_that_is_replayed(proxy: Proxy, stub: StubEngine, member: int) -> None:
