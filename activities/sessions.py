@@ -33,7 +33,7 @@ class ProxyClient:
         await self._client.aclose()
 
     async def open(self, request: OpenSession) -> SessionOpened:
-        """Open the session, or find the one of this (rollout, attempt)."""
+        """Open the session, or find the one of this (rollout, attempt). One that replays an earlier attempt's seals that one."""
         return SessionOpened.model_validate_json(await self._ask("POST", "/sessions", request.model_dump_json()))
 
     async def status(self, session_id: str) -> SessionStatus:

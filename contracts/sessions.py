@@ -27,8 +27,20 @@ class SessionLimits(FrozenContract):
     seconds: float = Field(1800.0, gt=0, description="wall-clock seconds that the harness may run")
 
 
+class ReplayConfig(FrozenContract):
+    """How a session answers from another one's record (docs/proxy.md, "Replay")."""
+
+    on_divergence: Literal["live", "refuse"] = Field("live", description="sample from there on, or refuse every further call")
+    pace: float = Field(1.0, ge=0.0, description="seconds from an answer to the next replayed one, at least: tools compare times of files")
+
+
 class OpenSession(Contract):
-    """Body of `POST /sessions`. Idempotent by (rollout, attempt): the same request returns the same session."""
+    """Body of `POST /sessions`. Idempotent by (rollout, attempt): the same request returns the same session.
+
+    `replay_of` names the session of an earlier attempt of the same rollout, with the same engine, policy, sampling and harness. It is
+    sealed, and its calls are answered again for as long as the harness asks the same. The label `harness` says whose rules of volatile
+    text count.
+    """
 
     rollout: RolloutId
     attempt: int = Field(ge=1)
@@ -38,6 +50,8 @@ class OpenSession(Contract):
     limits: SessionLimits
     deadline: float = Field(description="Unix seconds after which calls are refused")
     labels: dict[str, str] = Field(default_factory=dict)
+    replay_of: str | None = Field(None, description="session id")
+    replay: ReplayConfig = ReplayConfig()
 
 
 class SessionOpened(Contract):
@@ -85,6 +99,22 @@ class CallTimings(FrozenContract):
     total: float
 
 
+class ReplayLevel(StrEnum):
+    """How alike a question is to the recorded one; from best to worst."""
+
+    EQUAL = "equal"
+    HARNESS = "harness"  # but for what this harness writes differently each time
+    OUTPUT = "output"  # but for what commands print differently each time: dates, durations, temporary names
+
+
+class Replayed(FrozenContract):
+    """Where a replayed call was recorded. `level` is of the messages that the call adds to its parent."""
+
+    session_id: str
+    sequence: int
+    level: ReplayLevel
+
+
 class CallRecord(Contract):
     """One model call, exactly as it was sampled.
 
@@ -111,6 +141,18 @@ class CallRecord(Contract):
     stop_sequence: str | None = Field(None, description="the harness's text at which the answer ends; it is sampled, but not in `answer`")
     timings: CallTimings
     replays: int = Field(0, description="how often the recorded answer was sent again")
+    replayed: Replayed | None = Field(None, description="set: nothing was sampled; tokens and messages are those of the session it names")
+
+
+class ReplayStatus(Contract):
+    """How far a session has followed the one that it replays. A record that was followed to its end is no divergence."""
+
+    hits: dict[ReplayLevel, int] = Field(description="replayed calls")
+    diverged_at: int | None = Field(
+        None, description="sequence of the first call that asked otherwise than the record; it was sampled, or refused"
+    )
+    reason: str = Field("", description="what differed, without its content")
+    refused: bool = Field(False, description="the call at `diverged_at` was refused, and so is every later one: the attempt cannot go on")
 
 
 class SessionStatus(Contract):
@@ -126,6 +168,7 @@ class SessionStatus(Contract):
     segments: int
     limit_reached: Limit | None = None
     engine_failures: int = Field(0, description="calls that ended in an error although the proxy had retried")
+    replay: ReplayStatus | None = Field(None, description="none: the session replays no other")
 
 
 class SessionCalls(Contract):

@@ -36,6 +36,11 @@ class Proxy:
         self.journal = journal
         self.pools = pools
 
+    async def seal(self, session: Session) -> None:
+        """Close a session, and end its calls in flight."""
+        await self.sessions.close(session)
+        await self.generation.cancel(session)
+
 
 def public(proxy: Proxy) -> FastAPI:
     """Session API, model routes, health and metrics."""
@@ -81,7 +86,7 @@ def _session_routes(proxy: Proxy) -> APIRouter:
     async def open_session(body: OpenSession, request: Request) -> JSONResponse:
         check_engine(proxy.pools, body.engine)
         try:
-            session = await proxy.sessions.open(body)
+            session = await proxy.sessions.open(body, proxy.seal)
         except SessionConflictError as error:
             raise HTTPException(409, str(error)) from error
         key = proxy.sessions.key(session.session_id)
@@ -98,8 +103,7 @@ def _session_routes(proxy: Proxy) -> APIRouter:
 
     @routes.post("/{session_id}/close")
     async def close(session: Annotated[Session, found]) -> SessionStatus:
-        await proxy.sessions.close(session)
-        await proxy.generation.cancel(session)
+        await proxy.seal(session)
         return session.status
 
     return routes

@@ -16,7 +16,7 @@ an object is the same as its text.
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -123,7 +123,7 @@ def extends(message: Message, earlier: Message) -> bool:
     )
 
 
-def chain(keys: Sequence[str], start: str = "") -> list[str]:
+def chain(keys: Iterable[str], start: str = "") -> list[str]:
     """Digest of each prefix of a history: entry n stands for the first n + 1 messages."""
     links = []
     for key in keys:
@@ -189,10 +189,15 @@ class Question:
         return digest(self.tools)
 
     @cached_property
+    def terms(self) -> str:
+        """Equal for two requests that ask in the same way, whatever their messages and tools."""
+        form = [self.must_call, self.one_call, self.schema, self.stop]
+        return digest([self.dialect, self.max_tokens, self.kind.value, self.window, form])
+
+    @cached_property
     def digest(self) -> str:
         """Equal for a request and its retry. Whether the answer is streamed is not part of the question."""
-        form = [self.must_call, self.one_call, self.schema, self.stop]
-        return digest([self.dialect, self.keys, self.tools_key, self.max_tokens, self.kind.value, self.window, form])
+        return digest([self.terms, self.keys, self.tools_key])
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,13 @@ class LimitReachedError(ProxyError):
         self.code = "context_length_exceeded" if limit is Limit.CONTEXT else "session_limit_reached"
 
 
+class ReplayDivergedError(ProxyError):
+    """The session may only follow a record, and the harness asks otherwise. A 400, because harnesses stop at it (docs/proxy.md)."""
+
+    status = 400
+    code = "replay_diverged"
+
+
 class EngineUnavailableError(ProxyError):
     """No engine answered before the session's deadline, or the engine refuses the request for good."""
 

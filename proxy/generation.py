@@ -9,7 +9,7 @@ Invariants:
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -19,18 +19,20 @@ from contracts.sessions import CallRecord, CallTimings
 from proxy.canonical import Answer, Message, Question, assistant, extends, identity
 from proxy.constraints import before_stop, structured_outputs, until_stop
 from proxy.engine import EnginePool
-from proxy.errors import BadRequestError, EngineUnavailableError, LimitReachedError, ProxyError, UnauthorizedError
+from proxy.errors import BadRequestError, EngineUnavailableError, LimitReachedError, ProxyError, ReplayDivergedError, UnauthorizedError
 from proxy.graph import Call, Place
 from proxy.journal import Journal
 from proxy.metrics import (
     CALL_SECONDS,
     FIRST_TOKEN_SECONDS,
     IN_FLIGHT,
+    REPLAYED,
     REPLAYS,
     SAMPLED,
     SEGMENTS,
 )
 from proxy.rendering import Parsed, Rendering
+from proxy.replay import Match
 from proxy.sampling import Job, Sample, Sampler
 from proxy.sessions import Session, Sessions
 
@@ -93,6 +95,9 @@ class Plan:
     arrived: float
 
 
+Make = Callable[[Pending], Coroutine[Any, Any, Call]]  # makes a call durable, and shows in the pending one what can be shown before
+
+
 class Generation:
     """Answers questions."""
 
@@ -109,7 +114,7 @@ class Generation:
     async def ask(self, session: Session, question: Question) -> Pending:
         """Begin to answer `question`, join the call that does so already, or find the recorded answer.
 
-        Raises BadRequestError, LimitReachedError or UnauthorizedError before anything is sampled.
+        Raises BadRequestError, LimitReachedError, ReplayDivergedError or UnauthorizedError before anything is sampled.
         """
         if pending := self._in_flight.get((session.session_id, question.digest)):
             REPLAYS.labels("joined").inc()
@@ -120,15 +125,28 @@ class Generation:
             await self._journal.count_replay(session.session_id, call.record.sequence)
             answer = _answer(call)
             return Pending(answer.identity, answer.created, answer=answer)
+        arrived = time.time()
         try:
-            plan = self._plan(session, question)
+            tokens_left = session.check_limits()
+            if session.replay and (match := session.replayed(question, self._place(session, question))):
+                sequence = _take_place(session, match.place)
+                return self._begin(
+                    session, question, sequence, arrived, lambda _: self._replay(session, question, match, sequence, arrived)
+                )
+            plan = self._plan(session, question, tokens_left, arrived)
         except LimitReachedError as error:
             await self._reached(session, error.limit)
             raise
-        pending = self._in_flight[(session.session_id, question.digest)] = Pending(
-            identity(session.session_id, plan.sequence), int(plan.arrived)
-        )
-        pending.task = asyncio.create_task(self._answer(session, question, plan, pending))
+        except ReplayDivergedError:
+            await self._sessions.save(session)
+            raise
+        return self._begin(session, question, plan.sequence, arrived, lambda pending: self._live(session, question, plan, pending))
+
+    def _begin(self, session: Session, question: Question, sequence: int, arrived: float, make: Make) -> Pending:
+        """Let call `sequence` be made in the background. Whoever asks the same meanwhile finds it in flight."""
+        pending = Pending(identity(session.session_id, sequence), int(arrived))
+        self._in_flight[(session.session_id, question.digest)] = pending
+        pending.task = asyncio.create_task(self._answer(session, question, pending, arrived, make))
         return pending
 
     def count(self, session: Session, question: Question) -> int:
@@ -142,9 +160,7 @@ class Generation:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _plan(self, session: Session, question: Question) -> Plan:
-        arrived = time.time()
-        tokens_left = session.check_limits()
+    def _plan(self, session: Session, question: Question, tokens_left: int, arrived: float) -> Plan:
         place, prompt_ids = self._prompt(session, question)
         bounds: list[tuple[int, Limit | None]] = [
             (session.opened.sampling.max_tokens, Limit.TOKENS),
@@ -159,10 +175,13 @@ class Generation:
         if max_tokens < 1:
             message = f"the prompt has {len(prompt_ids)} tokens, the context window of this model {context}"
             raise LimitReachedError(Limit.CONTEXT, message)
-        if place.parent:
-            place.parent.extended = True
-        sequence, session.next_sequence = session.next_sequence, session.next_sequence + 1
-        return Plan(sequence, place, prompt_ids, max_tokens, cut, form, arrived)
+        return Plan(_take_place(session, place), place, prompt_ids, max_tokens, cut, form, arrived)
+
+    def _place(self, session: Session, question: Question) -> Place:
+        """Where `question` stands, by what was asked and answered so far."""
+        if question.raw:
+            return session.graph.place_raw(question, self._rendering.prompt(question.messages, []))
+        return session.graph.place(question)
 
     def _prompt(self, session: Session, question: Question) -> tuple[Place, list[int]]:
         """Where `question` stands, and its tokens: those of the call that it extends, and what is new."""
@@ -209,14 +228,14 @@ class Generation:
             session.limit = limit
             await self._sessions.save(session)
 
-    async def _answer(self, session: Session, question: Question, plan: Plan, pending: Pending) -> None:
+    async def _answer(self, session: Session, question: Question, pending: Pending, arrived: float, make: Make) -> None:
         """The life of a call. Leaves an answer or an error in `pending`, whatever happens."""
         session.calls_in_flight += 1
         IN_FLIGHT.inc()
         try:
-            sample = await self._sample(session, question, plan, pending)
-            pending.answer = _answer(await self._record(session, question, plan, sample))
-            CALL_SECONDS.observe(time.time() - plan.arrived)
+            pending.answer = _answer(await make(pending))
+            session.answered = time.monotonic()
+            CALL_SECONDS.observe(time.time() - arrived)
         except ProxyError as error:
             pending.error = error
             await self._count_failure(session, error)
@@ -231,6 +250,26 @@ class Generation:
             IN_FLIGHT.dec()
             del self._in_flight[(session.session_id, question.digest)]
             pending.changed()
+
+    async def _live(self, session: Session, question: Question, plan: Plan, pending: Pending) -> Call:
+        """Sample an answer and record the call."""
+        if session.diverged_at == plan.sequence:
+            await self._sessions.save(session)
+        return await self._record(session, question, plan, await self._sample(session, question, plan, pending))
+
+    async def _replay(self, session: Session, question: Question, match: Match, sequence: int, arrived: float) -> Call:
+        """Record a call as it was recorded before, once its time has come."""
+        try:
+            await asyncio.sleep(session.pause(time.monotonic()))
+            waited = time.time() - arrived
+            timings = CallTimings(arrived=arrived, waited=waited, first_token=waited, total=waited)
+            call = match.call(session.session_id, sequence, question, session.graph, timings)
+            await self._keep(session, call)
+        finally:
+            if session.replay:
+                session.replay.give_back(match)
+        REPLAYED.labels(match.level.value).inc()
+        return call
 
     async def _count_failure(self, session: Session, error: ProxyError) -> None:
         if isinstance(error, EngineUnavailableError):
@@ -304,8 +343,16 @@ class Generation:
                 total=now - plan.arrived,
             ),
         )
-        call = Call(record, question.digest, question.window, plan.cut if finish_reason == "length" else None, parent)
-        begins_segment = segment not in session.graph.segments
+        cut = plan.cut if finish_reason == "length" else None
+        call = Call(record, question.digest, question.terms, question.window, cut, parent)
+        await self._keep(session, call)
+        SAMPLED.labels(session.opened.engine).inc(len(sample.ids))
+        FIRST_TOKEN_SECONDS.observe(record.timings.first_token)
+        return call
+
+    async def _keep(self, session: Session, call: Call) -> None:
+        """Make a call durable. Raises JournalUnavailableError, and then the call was never made."""
+        begins_segment = call.record.segment not in session.graph.segments
         session.graph.add(call)
         try:
             await self._journal.add_call(call)
@@ -313,10 +360,15 @@ class Generation:
             session.graph = session.graph.without(call)
             raise
         if begins_segment:
-            SEGMENTS.labels(reason.value).inc()
-        SAMPLED.labels(session.opened.engine).inc(len(sample.ids))
-        FIRST_TOKEN_SECONDS.observe(record.timings.first_token)
-        return call
+            SEGMENTS.labels(call.record.segment_reason.value).inc()
+
+
+def _take_place(session: Session, place: Place) -> int:
+    """Number a call that will be made at `place`; what it extends is gone on from."""
+    if place.parent:
+        place.parent.extended = True
+    sequence, session.next_sequence = session.next_sequence, session.next_sequence + 1
+    return sequence
 
 
 def check_engine(pools: dict[str, EnginePool], name: str) -> None:

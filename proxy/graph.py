@@ -17,23 +17,48 @@ from contracts.sessions import CallKind, CallRecord, SegmentReason
 from proxy.canonical import RAW, Message, Question, chain, digest, message_key
 
 
+@dataclass(frozen=True)
+class Echo:
+    """How the harness of this attempt asked a replayed question, where its record has the earlier attempt's messages.
+
+    `link` is the last of the question's `links` and `opening` the first of its `keys`. `stale` are names that the record has and this
+    attempt does not: a process id, a temporary file.
+    """
+
+    link: str
+    opening: str
+    stale: tuple[str, ...] = ()
+
+
 @dataclass(eq=False)
 class Call:
-    """A finished call. `record` is in stored form (invariant 3); `cut` is the session's limit that cut the answer, if one did."""
+    """A finished call. `record` is in stored form (invariant 3); `cut` is the session's limit that cut the answer, if one did.
+
+    `question` and `terms` are the question's. A later question is found to extend this call by `link`: what the harness itself has asked
+    and been answered so far, which for a replayed call is not what the record says.
+    """
 
     record: CallRecord
     question: str
+    terms: str
     window: int
     cut: Limit | None
     parent: "Call | None"
+    echo: Echo | None = None
     link: str = field(init=False)
     tools_key: str = field(init=False)
     extended: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         start = self.parent.link if self.parent else ""
-        self.link = chain([*map(message_key, self.record.messages), message_key(self.record.answer)], start)[-1]
+        asked = self.echo.link if self.echo else chain(map(message_key, self.record.messages), start)[-1]
+        self.link = chain([message_key(self.record.answer)], asked)[-1]
         self.tools_key = self.parent.tools_key if self.parent else digest(self.record.tools)
+
+    @property
+    def opening(self) -> str:
+        """Key of the first message that the harness sent."""
+        return self.echo.opening if self.echo else message_key(self.lineage[0].record.messages[0])
 
     @property
     def lineage(self) -> "list[Call]":
@@ -154,7 +179,7 @@ class Graph:
             return question.kind
         roots = [call for call in self.calls.values() if call.parent is None and call.record.tools]
         opening = question.keys[0]
-        if roots and all(message_key(call.record.messages[0]) != opening for call in roots):
+        if roots and all(call.opening != opening for call in roots):
             return CallKind.SIDE_CALL
         return CallKind.TURN
 

@@ -10,39 +10,44 @@ Invariants:
 """
 
 import asyncio
+import json
 import queue
 import sqlite3
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from contracts.failures import Limit
 from contracts.sessions import CallRecord, OpenSession
 from proxy.errors import JournalUnavailableError
-from proxy.graph import Call, Graph
+from proxy.graph import Call, Echo, Graph
 from proxy.metrics import JOURNAL_BATCH, JOURNAL_SECONDS
 
-_FORMAT = 1
+_FORMAT = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
     id TEXT PRIMARY KEY,
     opened TEXT NOT NULL,            -- OpenSession as JSON
     closed INTEGER NOT NULL DEFAULT 0,
     limit_reached TEXT,
-    engine_failures INTEGER NOT NULL DEFAULT 0
+    engine_failures INTEGER NOT NULL DEFAULT 0,
+    diverged_at INTEGER,             -- the call at which a replay left the record, if it has
+    divergence TEXT NOT NULL DEFAULT ''
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS calls (
     session_id TEXT NOT NULL REFERENCES sessions (id),
     sequence INTEGER NOT NULL,
     question TEXT NOT NULL,          -- canonical.Question.digest
+    terms TEXT NOT NULL,             -- canonical.Question.terms
     context_window INTEGER NOT NULL,
     cut TEXT,                        -- the session's limit that cut the answer short, if one did
     replays INTEGER NOT NULL DEFAULT 0,
     record TEXT NOT NULL,            -- CallRecord as JSON, in the stored form of proxy.graph
+    echo TEXT,                       -- graph.Echo as JSON, of a replayed call
     PRIMARY KEY (session_id, sequence)
 ) WITHOUT ROWID;
 """
@@ -57,6 +62,8 @@ class StoredSession:
     closed: bool
     limit_reached: Limit | None
     engine_failures: int
+    diverged_at: int | None
+    divergence: str
     graph: Graph
 
 
@@ -127,17 +134,19 @@ class Journal:
         sql = "INSERT INTO sessions (id, opened) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET opened = excluded.opened"
         await self._submit(lambda database: database.execute(sql, (session_id, opened.model_dump_json())))
 
-    async def update_session(self, session_id: str, *, closed: bool, limit: Limit | None, engine_failures: int) -> None:
+    async def update_session(
+        self, session_id: str, *, closed: bool, limit: Limit | None, engine_failures: int, diverged_at: int | None, divergence: str
+    ) -> None:
         """Record how a session stands."""
-        sql = "UPDATE sessions SET closed = ?, limit_reached = ?, engine_failures = ? WHERE id = ?"
-        values = (closed, limit, engine_failures, session_id)
+        sql = "UPDATE sessions SET closed = ?, limit_reached = ?, engine_failures = ?, diverged_at = ?, divergence = ? WHERE id = ?"
+        values = (closed, limit, engine_failures, diverged_at, divergence, session_id)
         await self._submit(lambda database: database.execute(sql, values))
 
     async def add_call(self, call: Call) -> None:
         """Record a finished call."""
-        sql = "INSERT INTO calls (session_id, sequence, question, context_window, cut, record) VALUES (?, ?, ?, ?, ?, ?)"
-        record = call.record
-        values = (record.session_id, record.sequence, call.question, call.window, call.cut, record.model_dump_json())
+        sql = "INSERT INTO calls (session_id, sequence, question, terms, context_window, cut, record, echo) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        record, echo = call.record, json.dumps(asdict(call.echo)) if call.echo else None
+        values = (record.session_id, record.sequence, call.question, call.terms, call.window, call.cut, record.model_dump_json(), echo)
         await self._submit(lambda database: database.execute(sql, values))
 
     async def count_replay(self, session_id: str, sequence: int) -> None:
@@ -209,24 +218,33 @@ class Journal:
 
 
 def _load(database: sqlite3.Connection, session_id: str) -> StoredSession | None:
-    row = database.execute("SELECT opened, closed, limit_reached, engine_failures FROM sessions WHERE id = ?", (session_id,)).fetchone()
+    sql = "SELECT opened, closed, limit_reached, engine_failures, diverged_at, divergence FROM sessions WHERE id = ?"
+    row = database.execute(sql, (session_id,)).fetchone()
     if row is None:
         return None
     graph = Graph()
     calls = database.execute(
-        "SELECT question, context_window, cut, replays, record FROM calls WHERE session_id = ? ORDER BY sequence", (session_id,)
+        "SELECT question, terms, context_window, cut, replays, record, echo FROM calls WHERE session_id = ? ORDER BY sequence",
+        (session_id,),
     )
-    for question, window, cut, replays, text in calls:
+    for question, terms, window, cut, replays, text, echo in calls:
         record = CallRecord.model_validate_json(text)
         record.replays = replays
         parent = None if record.parent is None else graph.calls[record.parent]
-        graph.add(Call(record, question, window, Limit(cut) if cut else None, parent))
-    opened, closed, limit, engine_failures = row
+        graph.add(Call(record, question, terms, window, Limit(cut) if cut else None, parent, _echo(echo) if echo else None))
+    opened, closed, limit, engine_failures, diverged_at, divergence = row
     return StoredSession(
         session_id,
         OpenSession.model_validate_json(opened),
         bool(closed),
         Limit(limit) if limit else None,
         engine_failures,
+        diverged_at,
+        divergence,
         graph,
     )
+
+
+def _echo(text: str) -> Echo:
+    stored = json.loads(text)
+    return Echo(stored["link"], stored["opening"], tuple(stored["stale"]))

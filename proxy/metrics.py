@@ -11,6 +11,8 @@ _SLOW: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 REQUESTS: Final = Counter("openforge_proxy_requests", "Model requests answered", ["dialect", "status"], registry=REGISTRY)
 UNAUTHORIZED: Final = Counter("openforge_proxy_unauthorized", "Requests without a valid credential", ["scope"], registry=REGISTRY)
 REPLAYS: Final = Counter("openforge_proxy_replays", "Repeated requests by how they were met", ["how"], registry=REGISTRY)
+REPLAYED: Final = Counter("openforge_proxy_replayed_calls", "Calls answered from an earlier attempt's record", ["level"], registry=REGISTRY)
+DIVERGED: Final = Counter("openforge_proxy_replays_diverged", "Sessions that left the record that they replay", registry=REGISTRY)
 SEGMENTS: Final = Counter("openforge_proxy_segments", "Segments begun", ["reason"], registry=REGISTRY)
 SAMPLED: Final = Counter("openforge_proxy_sampled_tokens", "Tokens in recorded answers", ["engine"], registry=REGISTRY)
 ENGINE_RETRIES: Final = Counter(

@@ -7,20 +7,25 @@ making it again, in constant time. Whoever lacks the token cannot make one, and 
 import hashlib
 import hmac
 import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from pydantic import SecretStr
 
 from contracts.failures import Limit
-from contracts.sessions import CallRecord, OpenSession, SessionStatus
-from proxy.errors import LimitReachedError, UnauthorizedError
-from proxy.graph import Graph
+from contracts.sessions import CallRecord, OpenSession, ReplayLevel, ReplayStatus, SessionStatus
+from proxy.canonical import Question
+from proxy.errors import BadRequestError, LimitReachedError, ReplayDivergedError, UnauthorizedError
+from proxy.graph import Graph, Place
 from proxy.journal import Journal, StoredSession
-from proxy.metrics import SESSIONS
+from proxy.metrics import DIVERGED, SESSIONS
+from proxy.replay import Match, Replay
+from proxy.volatile import rules_of
 
 
 class SessionConflictError(Exception):
-    """A session with this identity is there already, on other terms."""
+    """A session with this identity is there already, on other terms; or the one that it is to replay has other terms."""
 
 
 @dataclass(eq=False)
@@ -35,11 +40,15 @@ class Session:
     graph: Graph = field(default_factory=Graph)
     next_sequence: int = 0
     calls_in_flight: int = 0
+    replay: Replay | None = None
+    diverged_at: int | None = None
+    divergence: str = ""
+    answered: float | None = None  # time.monotonic() of the latest answer
 
     @classmethod
     def of(cls, stored: StoredSession) -> "Session":
         """The session as it stood in the journal."""
-        return cls(
+        session = cls(
             stored.session_id,
             stored.opened,
             stored.closed,
@@ -47,7 +56,11 @@ class Session:
             stored.engine_failures,
             stored.graph,
             next_sequence=max(stored.graph.calls, default=-1) + 1,
+            diverged_at=stored.diverged_at,
+            divergence=stored.divergence,
         )
+        session.answered = time.monotonic() if stored.graph.calls else None
+        return session
 
     @property
     def records(self) -> list[CallRecord]:
@@ -75,7 +88,39 @@ class Session:
             segments=len({call.record.segment for call in calls.values()}),
             limit_reached=self.limit or (last.cut if last else None),
             engine_failures=self.engine_failures,
+            replay=self._replay_status if self.opened.replay_of else None,
         )
+
+    @property
+    def _replay_status(self) -> ReplayStatus:
+        levels = Counter(call.record.replayed.level for call in self.graph.calls.values() if call.record.replayed)
+        hits = {level: levels[level] for level in ReplayLevel}
+        return ReplayStatus(hits=hits, diverged_at=self.diverged_at, reason=self.divergence, refused=self._refuses)
+
+    @property
+    def _refuses(self) -> bool:
+        """Whether the session has left the record and may only follow it."""
+        return self.diverged_at is not None and self.opened.replay.on_divergence == "refuse"
+
+    def replayed(self, question: Question, place: Place) -> Match | None:
+        """The recorded call that answers `question` at `place`, taken; none if it is to be sampled. Raises ReplayDivergedError."""
+        self._check_divergence()
+        found = self.replay.find(self.graph, question, place) if self.replay else None
+        if isinstance(found, Match):
+            return found
+        if found and self.diverged_at is None:
+            self.diverged_at, self.divergence = self.next_sequence, found.reason
+            DIVERGED.inc()
+            self._check_divergence()
+        return None
+
+    def _check_divergence(self) -> None:
+        if self._refuses:
+            raise ReplayDivergedError(f"this session only follows a record, and the harness asks otherwise: {self.divergence}")
+
+    def pause(self, now: float) -> float:
+        """Seconds from `now` (monotonic) until a replayed answer may be given."""
+        return 0.0 if self.answered is None else max(0.0, self.answered + self.opened.replay.pace - now)
 
     def check_limits(self) -> int:
         """Sampled tokens that are left. Raises LimitReachedError if another call is one too many."""
@@ -101,19 +146,28 @@ class Sessions:
     async def recover(self) -> int:
         """Take up the open sessions of the journal; returns their number."""
         self._open = {stored.session_id: Session.of(stored) for stored in await self._journal.open_sessions()}
+        for session in self._open.values():
+            session.replay = await self._record_for(session.opened)
         SESSIONS.set(len(self._open))
         return len(self._open)
 
-    async def open(self, request: OpenSession) -> Session:
-        """Open the session of (rollout, attempt), or find it.
+    async def open(self, request: OpenSession, seal: Callable[[Session], Awaitable[None]]) -> Session:
+        """Open the session of (rollout, attempt), or find it. The one that it replays is sealed by `seal`, if it is open.
 
         A repeat may move the deadline back, because the caller may have had to wait; every other difference is a
-        SessionConflictError.
+        SessionConflictError. So is a session to replay that was sampled on other terms; BadRequestError if it is none of this rollout's
+        earlier ones.
         """
         session_id = _session_id(request)
         session = await self.get(session_id)
         if session is None:
-            session = self._open.setdefault(session_id, Session(session_id, request))
+            if request.replay_of is not None:
+                source = await self.get(request.replay_of)
+                check_replay(request, source)
+                if source and not source.closed:
+                    await seal(source)
+            fresh = Session(session_id, request, replay=await self._record_for(request))
+            session = self._open.setdefault(session_id, fresh)
         later = session.opened.model_copy(update={"deadline": max(session.opened.deadline, request.deadline)})
         if later.model_copy(update={"deadline": request.deadline}) != request:
             raise SessionConflictError(f"session {session_id} of {request.rollout} is open on other terms")
@@ -122,6 +176,12 @@ class Sessions:
             await self._journal.open_session(session_id, later)
             SESSIONS.set(len(self._open))
         return session
+
+    async def _record_for(self, request: OpenSession) -> Replay | None:
+        """What a session replays: always as it is in the journal, where a call that was being written when it was sealed may be."""
+        if request.replay_of is None or (stored := await self._journal.load(request.replay_of)) is None:
+            return None
+        return Replay(stored.session_id, stored.graph, rules_of(request.labels.get("harness", "")))
 
     async def get(self, session_id: str) -> Session | None:
         """A session, open or closed."""
@@ -140,7 +200,12 @@ class Sessions:
     async def save(self, session: Session) -> None:
         """Make the session's own counters durable."""
         await self._journal.update_session(
-            session.session_id, closed=session.closed, limit=session.limit, engine_failures=session.engine_failures
+            session.session_id,
+            closed=session.closed,
+            limit=session.limit,
+            engine_failures=session.engine_failures,
+            diverged_at=session.diverged_at,
+            divergence=session.divergence,
         )
 
     def key(self, session_id: str) -> SecretStr:
@@ -160,6 +225,23 @@ class Sessions:
     def is_admin(self, token: str) -> bool:
         """Whether `token` is the admin token."""
         return hmac.compare_digest(token.encode(), self._secret)
+
+
+def check_replay(request: OpenSession, source: Session | None) -> None:
+    """Raises BadRequestError or SessionConflictError unless the session that `request` opens may replay `source`."""
+    named = f"the session to replay, {request.replay_of!r},"
+    if source is None:
+        raise BadRequestError(f"{named} does not exist")
+    earlier = source.opened
+    if earlier.rollout != request.rollout:
+        raise BadRequestError(f"{named} is of another rollout, {earlier.rollout}")
+    if earlier.attempt >= request.attempt:
+        raise BadRequestError(f"{named} is of attempt {earlier.attempt}, which is not before attempt {request.attempt}")
+    for term in ("engine", "policy", "sampling"):
+        if getattr(earlier, term) != getattr(request, term):
+            raise SessionConflictError(f"{named} was opened with another {term}: {getattr(earlier, term)}")
+    if earlier.labels.get("harness") != request.labels.get("harness"):
+        raise SessionConflictError(f"{named} was opened for another harness: {earlier.labels.get('harness')}")
 
 
 def _session_id(request: OpenSession) -> str:

@@ -80,7 +80,7 @@ def ask(graph: Graph, question: Question, answer: Message) -> Call:
         finish_reason="stop",
         timings=CallTimings(arrived=0, waited=0, first_token=0, total=0),
     )
-    call = Call(record, question.digest, question.window, None, place.parent)
+    call = Call(record, question.digest, question.terms, question.window, None, place.parent)
     graph.add(call)
     return call
 

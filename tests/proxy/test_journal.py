@@ -54,10 +54,11 @@ async def test_a_session_is_read_back_as_it_was(journal: Journal) -> None:
     graph = conversation(12)
     await record(journal, list(graph.calls.values()))
     await journal.count_replay("s", 3)
-    await journal.update_session("s", closed=True, limit=Limit.CALLS, engine_failures=2)
+    await journal.update_session("s", closed=True, limit=Limit.CALLS, engine_failures=2, diverged_at=3, divergence="why")
     stored = await journal.load("s")
     assert stored is not None
     assert (stored.opened, stored.closed, stored.limit_reached, stored.engine_failures) == (OPENED, True, Limit.CALLS, 2)
+    assert (stored.diverged_at, stored.divergence) == (3, "why")
     graph.calls[3].record.replays = 1
     assert [call.full for call in stored.graph.calls.values()] == [call.full for call in graph.calls.values()]
     assert [call.link for call in stored.graph.calls.values()] == [call.link for call in graph.calls.values()]
@@ -110,5 +111,5 @@ def test_a_journal_of_another_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     with sqlite3.connect(path) as database:
         database.execute("PRAGMA user_version=99")
-    with pytest.raises(ValueError, match="has format 99, this proxy reads format 1"):
+    with pytest.raises(ValueError, match="has format 99, this proxy reads format 2"):
         Journal(path)
