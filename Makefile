@@ -7,7 +7,7 @@ ENVS  := .envs
 BASE  := $(ENVS)/base/bin
 STAMP := .installed
 
-.PHONY: help install lint test demo bench clean
+.PHONY: help install lint test test-harnesses demo bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -26,6 +26,9 @@ lint: $(ENVS)/base/$(STAMP) ## ruff, mypy (strict) and the layering contracts
 
 test: install ## Every test, against the real parts
 	$(BASE)/python -m pytest
+
+test-harnesses: install ## The real harnesses alone: Codex, OpenClaw, pi, mini-swe-agent, against the proxy
+	$(BASE)/python -m pytest tests/proxy/test_codex.py tests/proxy/test_replay_codex.py tests/proxy/test_programs.py
 
 SEED ?= 0
 demo: install ## Train a small policy inside the real Codex harness, end to end (SEED=1: another one)

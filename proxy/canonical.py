@@ -8,9 +8,9 @@ string), and where they apply `reasoning_content`, `tool_calls` [{id, type, func
 While an answer is sampled, its message grows: content, reasoning and arguments get longer, calls are added (`extends`).
 
 Two messages are the same when a harness may have made one of them out of the other by echoing it: arguments are compared
-parsed, `null` content equals the empty string, reasoning does not count, call ids are compared by their letters and digits. Where a
-dialect knows no JSON text, the echo wraps it: {"input": text} for a custom tool, {"arguments": text} for a text that is no object. Such
-an object is the same as its text.
+parsed, `null` content equals the empty string, reasoning does not count, a call is known by its place in its answer. Where a dialect
+knows no JSON text, the echo wraps it: {"input": text} for a custom tool, {"arguments": text} for a text that is no object. Such an
+object is the same as its text.
 """
 
 import hashlib
@@ -57,18 +57,50 @@ def digest(value: object) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def by_place(messages: Iterable[Message], answered: Message | None = None) -> list[Message]:
+    """A conversation in which each tool's message names its call by the call's place in the answer before. Some harnesses rename ids.
+
+    `answered` is the assistant's message before the conversation, if there is one.
+    """
+    placed, places = list[Message](), _places(answered)
+    for message in messages:
+        if message["role"] == "tool":
+            call_id = _call_id(message["tool_call_id"])
+            message = {**message, "tool_call_id": places.get(call_id, call_id)}
+        elif message["role"] == "assistant":
+            places = _places(message)
+        placed.append(message)
+    return placed
+
+
+def with_ids_of(answer: Message, echo: Message, messages: Iterable[Message]) -> list[Message]:
+    """The messages after `echo` with the ids of `answer`, of which it is the echo."""
+    own = [call["id"] for call in answer.get("tool_calls") or []]
+    places = {_call_id(call["id"]): place for place, call in enumerate(echo.get("tool_calls") or [])}
+    named = list[Message]()
+    for message in messages:
+        place = places.get(_call_id(message["tool_call_id"])) if message["role"] == "tool" else None
+        named.append(message if place is None else {**message, "tool_call_id": own[place]})
+    return named
+
+
+def message_keys(messages: Iterable[Message], answered: Message | None = None) -> list[str]:
+    """`message_key` of each message of a conversation, `by_place`."""
+    return [message_key(message) for message in by_place(messages, answered)]
+
+
 def message_key(message: Message) -> str:
     """Equal for two messages exactly when they are the same message in the sense of this module."""
     role, content = message["role"], message.get("content") or ""
     if role == "assistant":
-        calls = [
-            [_call_id(call["id"]), call["function"]["name"], _arguments(call["function"]["arguments"])]
-            for call in message.get("tool_calls") or []
-        ]
+        calls = [[call["function"]["name"], _arguments(call["function"]["arguments"])] for call in message.get("tool_calls") or []]
         return digest([role, content.strip(), calls])
-    if role == "tool":
-        return digest([role, content, _call_id(message["tool_call_id"])])
-    return digest([role, content])
+    return digest([role, content, message.get("tool_call_id")])
+
+
+def _places(message: Message | None) -> dict[str, str]:
+    calls = message.get("tool_calls") or [] if message else []
+    return {_call_id(call["id"]): f"call {place}" for place, call in enumerate(calls)}
 
 
 def _call_id(call_id: str) -> str:
@@ -176,7 +208,7 @@ class Question:
     @cached_property
     def keys(self) -> list[str]:
         """`message_key` of each message."""
-        return [message_key(message) for message in self.messages]
+        return message_keys(self.messages)
 
     @cached_property
     def links(self) -> list[str]:

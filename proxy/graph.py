@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from contracts.failures import Limit
 from contracts.sessions import CallKind, CallRecord, SegmentReason
-from proxy.canonical import RAW, Message, Question, chain, digest, message_key
+from proxy.canonical import RAW, Message, Question, chain, digest, message_key, message_keys, with_ids_of
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class Call:
 
     def __post_init__(self) -> None:
         start = self.parent.link if self.parent else ""
-        asked = self.echo.link if self.echo else chain(map(message_key, self.record.messages), start)[-1]
+        keys = message_keys(self.record.messages, self.parent.record.answer if self.parent else None)
+        asked = self.echo.link if self.echo else chain(keys, start)[-1]
         self.link = chain([message_key(self.record.answer)], asked)[-1]
         self.tools_key = self.parent.tools_key if self.parent else digest(self.record.tools)
 
@@ -144,7 +145,8 @@ class Graph:
                 break  # an assistant message that was never sampled here: nothing before it can be extended
             link = question.links[length - 1]
             if parent := self._by_link.get((question.tools_key, link)):
-                return Place(parent, question.messages[length:], question.kind, parent.record.segment_reason)
+                new = with_ids_of(parent.record.answer, question.messages[length - 1], question.messages[length:])
+                return Place(parent, new, question.kind, parent.record.segment_reason)
             history_known = history_known or link in self._links
         kind = self._kind(question)
         return Place(None, question.messages, kind, self._reason(question, kind, history_known))

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from contracts.sessions import CallTimings, Replayed, ReplayLevel
-from proxy.canonical import Message, Question
+from proxy.canonical import Message, Question, by_place
 from proxy.graph import Call, Echo, Graph, Place
 from proxy.volatile import HarnessRules, Likeness
 
@@ -112,7 +112,9 @@ class Replay:
         if len(call.record.messages) != len(place.new_messages):
             return None
         alike: list[Likeness] = []
-        for recorded, new in zip(call.record.messages, place.new_messages, strict=True):
+        recorded_messages = by_place(call.record.messages, call.parent.record.answer if call.parent else None)
+        new_messages = by_place(place.new_messages, place.parent.record.answer if place.parent else None)
+        for recorded, new in zip(recorded_messages, new_messages, strict=True):
             likeness = self._rules.compare(recorded, new)
             if likeness is None:
                 return None

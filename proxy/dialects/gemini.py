@@ -1,7 +1,7 @@
 """`generateContent`, as Google's clients and Gemini CLI speak it. Stateless: the whole history comes with each request.
 
-Model and streaming are in the path, so the routes put them into the body. Calls have ids here as in the newer clients; one that comes back
-without its id is another call, and starts a segment. A tool's answer is an object: `{"output": text}` and `{"result": text}` are that text,
+Model and streaming are in the path, so the routes put them into the body. Calls have ids here as in the newer clients, and may come
+back without them. A tool's answer is an object: `{"output": text}` and `{"result": text}` are that text,
 anything else is its JSON.
 """
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.sessions import CallKind, CallRecord, CallTimings, SegmentReason
-from proxy.canonical import Message, Question, message_key
+from proxy.canonical import Message, Question, message_key, message_keys
 from proxy.graph import Call, Graph
 
 TEXT = st.text(max_size=12)
@@ -31,7 +31,7 @@ ANSWERS = st.builds(assistant, TEXT, st.lists(ARGUMENTS, max_size=3))
 def echoes(message: Message) -> st.SearchStrategy[Message]:
     """What harnesses make of an answer when they send it back."""
 
-    def change(reserialise: bool, reasoning: str | None, underscore: bool, newline: bool) -> Message:
+    def change(reserialise: bool, reasoning: str | None, underscore: bool, rename: bool, newline: bool) -> Message:
         echo = {key: value for key, value in message.items() if key != "reasoning_content"}
         if reasoning is not None:
             echo["reasoning_content"] = reasoning
@@ -41,7 +41,7 @@ def echoes(message: Message) -> st.SearchStrategy[Message]:
             echo["tool_calls"] = [
                 {
                     **call,
-                    "id": call["id"].replace("call", "call_") if underscore else call["id"],
+                    "id": call["id"].replace("call", "call_") if underscore else f"call_{call['id']}_fc_1cf0" if rename else call["id"],
                     "function": {
                         "name": call["function"]["name"],
                         "arguments": json.dumps(json.loads(call["function"]["arguments"]), indent=1, sort_keys=True)
@@ -53,7 +53,7 @@ def echoes(message: Message) -> st.SearchStrategy[Message]:
             ]
         return echo
 
-    return st.builds(change, st.booleans(), st.none() | TEXT, st.booleans(), st.booleans())
+    return st.builds(change, st.booleans(), st.none() | TEXT, st.booleans(), st.booleans(), st.booleans())
 
 
 def ask(graph: Graph, question: Question, answer: Message) -> Call:
@@ -93,14 +93,17 @@ def chat(messages: list[Message], tools: Any = TOOLS, **fields: Any) -> Question
 def test_a_linear_session_is_one_segment_whatever_the_harness_does_to_the_echo(answers: list[Message], data: st.DataObject) -> None:
     graph, history = Graph(), [{"role": "system", "content": "s"}, {"role": "user", "content": "task"}]
     for number, answer in enumerate(answers):
-        ask(graph, chat(history), answer)
-        history = [*history, data.draw(echoes(answer)), {"role": "user", "content": f"observation {number}"}]
+        asked = history
+        ask(graph, chat(asked), answer)
+        echo = data.draw(echoes(answer))
+        outputs = [{"role": "tool", "tool_call_id": call["id"], "content": "out"} for call in echo.get("tool_calls", [])]
+        history = [*history, echo, *outputs, {"role": "user", "content": f"observation {number}"}]
     calls = list(graph.calls.values())
     assert {call.record.segment for call in calls} == {0}
     assert [call.record.parent for call in calls] == [None, *range(len(calls) - 1)]
     ids = [identity for number in range(len(calls)) for identity in (1000 + number, 2000 + number)]
     assert calls[-1].full.prompt_ids == ids[:-1]
-    assert [message_key(message) for message in calls[-1].full.messages] == chat(history[:-2]).keys
+    assert message_keys(calls[-1].full.messages) == chat(asked).keys
     assert calls[-1].full.tools == TOOLS
 
 
