@@ -11,6 +11,7 @@ import logging
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ import uvloop
 from infra.settings import settings
 from proxy.app import Proxy, model_routes, public
 from proxy.engine import engine_pools
+from proxy.errors import JournalUnavailableError
 from proxy.generation import Generation
 from proxy.journal import Journal
 from proxy.rendering import Rendering
@@ -28,6 +30,7 @@ from proxy.sessions import Sessions
 
 log = logging.getLogger("proxy")
 GRACE_SECONDS = 10
+TIDY_SECONDS = 600
 
 
 class _Server(uvicorn.Server):
@@ -59,6 +62,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=8300)
     parser.add_argument("--socket", type=Path, help="unix socket for the model routes")
     parser.add_argument("--journal", type=Path, required=True, help="SQLite file; made if it is not there")
+    parser.add_argument(
+        "--retention-hours", type=float, default=168.0, help="closed sessions leave the journal after this time; default: 168"
+    )
     parser.add_argument("--max-context", type=int, help="tokens, prompt and answer together; default: the engine's")
     return parser.parse_args()
 
@@ -77,10 +83,25 @@ async def _run(options: argparse.Namespace) -> int:
             generation = Generation(sessions, journal, rendering, pools, options.max_context)
             proxy = Proxy(sessions, generation, journal, pools)
             log.info("listening on %s:%d, %d open sessions recovered", options.host, tcp.getsockname()[1], recovered)
-            await _serve(proxy, tcp, options.socket)
+            tidying = asyncio.create_task(_tidy(sessions, 3600 * options.retention_hours))
+            try:
+                await _serve(proxy, tcp, options.socket)
+            finally:
+                tidying.cancel()
     finally:
         journal.close()
     return 0
+
+
+async def _tidy(sessions: Sessions, retention: float) -> None:
+    """Forget closed sessions `retention` seconds after their end: their trajectories are in storage since then."""
+    while True:
+        try:
+            if removed := await sessions.tidy(time.time() - retention):
+                log.info("%d sessions left the journal", removed)
+        except JournalUnavailableError as error:
+            log.warning("the journal could not be tidied: %s", error)
+        await asyncio.sleep(TIDY_SECONDS)
 
 
 async def _serve(proxy: Proxy, tcp: socket.socket, path: Path | None) -> None:

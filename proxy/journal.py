@@ -5,7 +5,8 @@ Invariants:
    loses the last commits at a power failure, after the harness has already acted on them.
 2. All writes that wait when the writer is free share one transaction, so a sync costs one batch of calls, not one call each.
    Within it each write has a savepoint: one that fails takes no other with it.
-3. A record is whole or the write fails. Nothing is cut, nothing is dropped from a queue.
+3. A record is whole or the write fails. Nothing is cut, nothing is dropped from a queue. A record that has changed on disk since it was
+   written is an error, never an answer.
 4. One process at a time: the database is opened exclusively, and a second proxy on the same file is refused at the start.
 """
 
@@ -15,6 +16,7 @@ import queue
 import sqlite3
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -25,14 +27,15 @@ from contracts.failures import Limit
 from contracts.sessions import CallRecord, OpenSession
 from proxy.errors import JournalUnavailableError
 from proxy.graph import Call, Echo, Graph
-from proxy.metrics import JOURNAL_BATCH, JOURNAL_SECONDS
+from proxy.metrics import JOURNAL_BATCH, JOURNAL_SECONDS, JOURNAL_WAITING
 
 _FORMAT = 2
+_MOST_WAITING = 10_000  # writes; more would be minutes behind, and memory without end
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
     id TEXT PRIMARY KEY,
     opened TEXT NOT NULL,            -- OpenSession as JSON
-    closed INTEGER NOT NULL DEFAULT 0,
+    closed_at REAL,                  -- Unix seconds; null while the session is open
     limit_reached TEXT,
     engine_failures INTEGER NOT NULL DEFAULT 0,
     diverged_at INTEGER,             -- the call at which a replay left the record, if it has
@@ -47,6 +50,7 @@ CREATE TABLE IF NOT EXISTS calls (
     cut TEXT,                        -- the session's limit that cut the answer short, if one did
     replays INTEGER NOT NULL DEFAULT 0,
     record TEXT NOT NULL,            -- CallRecord as JSON, in the stored form of proxy.graph
+    checksum INTEGER NOT NULL,       -- CRC-32 of record
     echo TEXT,                       -- graph.Echo as JSON, of a replayed call
     PRIMARY KEY (session_id, sequence)
 ) WITHOUT ROWID;
@@ -138,15 +142,23 @@ class Journal:
         self, session_id: str, *, closed: bool, limit: Limit | None, engine_failures: int, diverged_at: int | None, divergence: str
     ) -> None:
         """Record how a session stands."""
-        sql = "UPDATE sessions SET closed = ?, limit_reached = ?, engine_failures = ?, diverged_at = ?, divergence = ? WHERE id = ?"
-        values = (closed, limit, engine_failures, diverged_at, divergence, session_id)
+        sql = (
+            "UPDATE sessions SET closed_at = CASE WHEN ? THEN coalesce(closed_at, ?) END, limit_reached = ?, engine_failures = ?, "
+            "diverged_at = ?, divergence = ? WHERE id = ?"
+        )
+        values = (closed, time.time(), limit, engine_failures, diverged_at, divergence, session_id)
         await self._submit(lambda database: database.execute(sql, values))
 
     async def add_call(self, call: Call) -> None:
         """Record a finished call."""
-        sql = "INSERT INTO calls (session_id, sequence, question, terms, context_window, cut, record, echo) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        sql = (
+            "INSERT INTO calls (session_id, sequence, question, terms, context_window, cut, record, checksum, echo) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        )
         record, echo = call.record, json.dumps(asdict(call.echo)) if call.echo else None
-        values = (record.session_id, record.sequence, call.question, call.terms, call.window, call.cut, record.model_dump_json(), echo)
+        text = record.model_dump_json()
+        place = (record.session_id, record.sequence, call.question, call.terms, call.window, call.cut)
+        values = (*place, text, zlib.crc32(text.encode()), echo)
         await self._submit(lambda database: database.execute(sql, values))
 
     async def count_replay(self, session_id: str, sequence: int) -> None:
@@ -161,11 +173,27 @@ class Journal:
 
     async def open_sessions(self) -> list[StoredSession]:
         """Every session that has not been closed."""
-        sql = "SELECT id FROM sessions WHERE NOT closed"
+        sql = "SELECT id FROM sessions WHERE closed_at IS NULL"
         ids: list[tuple[str]] = await self._submit(lambda database: database.execute(sql).fetchall())
         return [stored for (session_id,) in ids if (stored := await self.load(session_id))]
 
+    async def forget(self, before: float) -> int:
+        """Remove the sessions that were closed before a time (Unix seconds), with their calls; returns how many.
+
+        Later calls take their room in the file, which does not grow beyond what it once held.
+        """
+
+        def work(database: sqlite3.Connection) -> int:
+            database.execute("DELETE FROM calls WHERE session_id IN (SELECT id FROM sessions WHERE closed_at < ?)", (before,))
+            removed: int = database.execute("DELETE FROM sessions WHERE closed_at < ?", (before,)).rowcount
+            return removed
+
+        return int(await self._submit(work))
+
     async def _submit(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
+        if (waiting := self._jobs.qsize()) >= _MOST_WAITING:
+            raise JournalUnavailableError(f"the journal is {waiting} writes behind")
+        JOURNAL_WAITING.set(waiting)
         loop = asyncio.get_running_loop()
         job = _Job(work, loop.create_future(), loop)
         started = time.perf_counter()
@@ -218,16 +246,18 @@ class Journal:
 
 
 def _load(database: sqlite3.Connection, session_id: str) -> StoredSession | None:
-    sql = "SELECT opened, closed, limit_reached, engine_failures, diverged_at, divergence FROM sessions WHERE id = ?"
+    sql = "SELECT opened, closed_at IS NOT NULL, limit_reached, engine_failures, diverged_at, divergence FROM sessions WHERE id = ?"
     row = database.execute(sql, (session_id,)).fetchone()
     if row is None:
         return None
     graph = Graph()
     calls = database.execute(
-        "SELECT question, terms, context_window, cut, replays, record, echo FROM calls WHERE session_id = ? ORDER BY sequence",
+        "SELECT question, terms, context_window, cut, replays, record, checksum, echo FROM calls WHERE session_id = ? ORDER BY sequence",
         (session_id,),
     )
-    for question, terms, window, cut, replays, text, echo in calls:
+    for question, terms, window, cut, replays, text, checksum, echo in calls:
+        if zlib.crc32(text.encode()) != checksum:
+            raise sqlite3.DatabaseError(f"a call of session {session_id} is damaged: its record is not what was written")
         record = CallRecord.model_validate_json(text)
         record.replays = replays
         parent = None if record.parent is None else graph.calls[record.parent]

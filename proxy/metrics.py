@@ -24,6 +24,7 @@ CALL_SECONDS: Final = Histogram("openforge_proxy_call_seconds", "Arrival to dura
 WAIT_SECONDS: Final = Histogram("openforge_proxy_engine_wait_seconds", "Wait for an engine", buckets=_SLOW, registry=REGISTRY)
 FIRST_TOKEN_SECONDS: Final = Histogram("openforge_proxy_first_token_seconds", "Arrival to first token", buckets=_SLOW, registry=REGISTRY)
 JOURNAL_SECONDS: Final = Histogram("openforge_proxy_journal_seconds", "Write to durable", buckets=_FAST, registry=REGISTRY)
+JOURNAL_WAITING: Final = Gauge("openforge_proxy_journal_waiting", "Writes that wait for the disk", registry=REGISTRY)
 JOURNAL_BATCH: Final = Histogram(
     "openforge_proxy_journal_batch", "Writes in one commit", buckets=(1, 2, 4, 8, 16, 32, 64, 128), registry=REGISTRY
 )

@@ -197,6 +197,12 @@ class Sessions:
         self._open.pop(session.session_id, None)
         SESSIONS.set(len(self._open))
 
+    async def tidy(self, before: float) -> int:
+        """Close what nobody has closed although its deadline passed before a time (Unix seconds), and forget what was closed before it."""
+        for session in [session for session in self._open.values() if session.opened.deadline < before]:
+            await self.close(session)
+        return await self._journal.forget(before)
+
     async def save(self, session: Session) -> None:
         """Make the session's own counters durable."""
         await self._journal.update_session(

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from contracts.failures import Limit
 from contracts.identity import RolloutId
 from contracts.sessions import OpenSession, Sampling, SessionLimits
-from proxy.errors import JournalUnavailableError
+from proxy.errors import JournalUnavailableError, UnauthorizedError
 from proxy.graph import Call, Graph
 from proxy.journal import Journal
+from proxy.sessions import Sessions
 from tests.proxy.test_graph import ask, assistant, chat
 
 OPENED = OpenSession(
@@ -113,3 +115,43 @@ def test_a_journal_of_another_format_is_refused(tmp_path: Path) -> None:
         database.execute("PRAGMA user_version=99")
     with pytest.raises(ValueError, match="has format 99, this proxy reads format 2"):
         Journal(path)
+
+
+async def test_a_record_that_has_changed_on_disk_is_an_error_and_never_an_answer(journal: Journal) -> None:
+    await record(journal, conversation(2).calls.values())
+    assert await journal.load("s")
+    journal._database.execute("UPDATE calls SET record = replace(record, 'task', 'tusk') WHERE sequence = 0")
+    with pytest.raises(JournalUnavailableError, match="a call of session s is damaged"):
+        await journal.load("s")
+
+
+async def test_closed_sessions_are_forgotten_in_time_and_later_ones_take_their_room(journal: Journal) -> None:
+    calls = list(conversation(30).calls.values())
+    for call in calls:
+        call.record.answer["content"] = "x" * 10_000
+    await record(journal, calls)
+    pages = journal._database.execute("PRAGMA page_count").fetchone()[0]
+    assert await journal.forget(time.time() + 1) == 0, "it is open"
+    await journal.update_session("s", closed=True, limit=None, engine_failures=0, diverged_at=None, divergence="")
+    assert await journal.forget(time.time() - 60) == 0, "it has just been closed"
+    assert await journal.forget(time.time() + 1) == 1
+    assert await journal.load("s") is None
+    await record(journal, calls)
+    assert journal._database.execute("PRAGMA page_count").fetchone()[0] <= pages
+
+
+async def test_a_session_that_nobody_closed_is_closed_when_its_deadline_is_long_past(journal: Journal) -> None:
+    sessions = Sessions(journal, SecretStr("admin"))
+    session = await sessions.open(OPENED.model_copy(update={"deadline": 1000.0}), sessions.close)
+    assert await sessions.tidy(999.0) == 0
+    assert not session.closed
+    assert await sessions.tidy(1001.0) == 0
+    assert session.closed
+    with pytest.raises(UnauthorizedError):
+        sessions.authenticate(sessions.key(session.session_id).get_secret_value())
+
+
+async def test_a_journal_that_is_far_behind_takes_no_more(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.journal._MOST_WAITING", 0)
+    with pytest.raises(JournalUnavailableError, match="0 writes behind"):
+        await journal.open_session("s", OPENED)
