@@ -1,11 +1,13 @@
 """What an answer must be like, in the form of the engine's guided decoding, and where its text ends.
 
+Marks such as `<tool_call>` are asked for by their token: a model may spell them with other tokens, and what is so written is text.
+
 The engine masks the tokens that would leave the form, so log-probabilities of such an answer are of the masked distribution. Thinking first
 is allowed. A grammar begins with the answer: one that broke off cannot be continued under it (`proxy.sampling`).
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,18 +16,26 @@ from proxy.errors import BadRequestError
 
 _LONGEST_BLANK: Final = 64  # blanks in a row; without a bound a model that begins to indent may never end
 
+Mark = tuple[str, int]
+
 
 @dataclass(frozen=True)
 class CallForm:
-    """How a model family writes a call: `begin`, the name as JSON, `middle`, the arguments as JSON, `end`. `end_token` ends it alone."""
+    """How a model family writes a call: the mark `begin`, `opening`, the name as JSON, `middle`, the arguments as JSON, `closing`, the
+    mark `end`. Thoughts stand between two marks. A mark is (text, token id)."""
 
-    begin: str
+    begin: Mark
+    opening: str
     middle: str
-    end: str
-    end_token: str
+    closing: str
+    end: Mark
+    thought: tuple[Mark, Mark]
 
 
-HERMES: Final = CallForm('<tool_call>\n{"name": ', ', "arguments": ', "}\n</tool_call>", "</tool_call>")
+def hermes(token: Callable[[str], int]) -> CallForm:
+    """The form of Qwen3 and its kin; `token` gives a mark's id."""
+    begin, end, *thought = ((mark, token(mark)) for mark in ("<tool_call>", "</tool_call>", "<think>", "</think>"))
+    return CallForm(begin, '\n{"name": ', ', "arguments": ', "}\n", end, (thought[0], thought[1]))
 
 
 def structured_outputs(question: Question, form: CallForm | None, max_tokens: int) -> dict[str, Any] | None:
@@ -54,22 +64,33 @@ def structured_outputs(question: Question, form: CallForm | None, max_tokens: in
             }
         )
     answer = answers[0] if len(answers) == 1 else {"type": "or", "elements": answers}
-    tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": [_thought(max_tokens // 2), answer]}}
+    thought = [_thought(form, max_tokens // 2)] if form else []
+    tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": [*thought, answer]}}
     return {"structural_tag": json.dumps(tag, ensure_ascii=False)}
 
 
 def _tag(name: str, parameters: dict[str, Any], form: CallForm) -> dict[str, Any]:
-    begin = form.begin + json.dumps(name, ensure_ascii=False) + form.middle
-    return {"type": "tag", "begin": begin, "content": _json({"type": "object"} | parameters), "end": form.end}
+    opening = form.opening + json.dumps(name, ensure_ascii=False) + form.middle
+    parts = [_text(opening), _json({"type": "object"} | parameters), _text(form.closing)]
+    return {"type": "tag", "begin": _token(form.begin), "content": {"type": "sequence", "elements": parts}, "end": _token(form.end)}
+
+
+def _token(mark: Mark) -> dict[str, Any]:
+    return {"type": "token", "token": mark[1]}
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "const_string", "value": text}
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _LONGEST_BLANK}
 
 
-def _thought(max_tokens: int) -> dict[str, Any]:
-    text = {"type": "any_text", "max_tokens": max_tokens}
-    thought = {"type": "tag", "begin": "<think>", "content": text, "end": "</think>"}
+def _thought(form: CallForm, max_tokens: int) -> dict[str, Any]:
+    begin, end = form.thought
+    text = {"type": "any_text", "excludes": [mark for mark, _ in (form.begin, form.end, begin, end)], "max_tokens": max_tokens}
+    thought = {"type": "tag", "begin": _token(begin), "content": text, "end": _token(end)}
     return {"type": "optional", "content": {"type": "sequence", "elements": [thought, {"type": "regex", "pattern": "[ \\n]{0,4}"}]}}
 
 

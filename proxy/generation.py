@@ -208,10 +208,13 @@ class Generation:
 
     def _form(self, question: Question, max_tokens: int) -> dict[str, Any]:
         """The sampling parameters that make the answer end where it has to and be as it must. Raises BadRequestError."""
-        form: dict[str, Any] = {"stop_token_ids": self._rendering.stop_token_ids(one_call=question.one_call and bool(question.tools))}
+        constraint = structured_outputs(question, self._rendering.call_form, max_tokens)
+        # A grammar ends after one call by itself. The engine takes tokens that end an answer out of what a grammar may have.
+        one_call = question.one_call and bool(question.tools) and not constraint
+        form: dict[str, Any] = {"stop_token_ids": self._rendering.stop_token_ids(one_call=one_call)}
         if question.stop:
             form["stop"] = list(question.stop)
-        if constraint := structured_outputs(question, self._rendering.call_form, max_tokens):
+        if constraint:
             form["structured_outputs"] = constraint
         return form
 

@@ -9,6 +9,7 @@ after the assistant's header, with nothing prefilled).
 import json
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,11 +19,11 @@ from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus, 
 from renderers.configs import RendererConfig
 
 from proxy.canonical import RAW, Message, Tool, loads
-from proxy.constraints import HERMES, CallForm
+from proxy.constraints import CallForm, hermes
 from proxy.errors import BadRequestError
 
 RENDERER_OF_MODEL_TYPE: Final = {"qwen3": "qwen3", "qwen3_moe": "qwen3"}
-_CALL_FORMS: Final = {"qwen3": HERMES}
+_CALL_FORMS: Final = {"qwen3": hermes}
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 # A call as most families write it, as far as its arguments have begun. Those of other families are shown when they are whole.
 _OPENED: Final = re.compile(r'\s*\{\s*"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?P<arguments>\{)')
@@ -64,10 +65,11 @@ class Rendering:
             reasons = "; ".join(str(problem["msg"]) for problem in error.errors())
             raise ValueError(f"the renderer configuration {settings} cannot be used: {reasons}") from error
 
-    @property
+    @cached_property
     def call_form(self) -> CallForm | None:
         """How the model writes a call; none if that is not known."""
-        return _CALL_FORMS.get(self._name)
+        form = _CALL_FORMS.get(self._name)
+        return form(self._tokenizer.convert_tokens_to_ids) if form else None
 
     def stop_token_ids(self, *, one_call: bool) -> list[int]:
         """Tokens that end an answer; with `one_call` the end of a call, too. Raises BadRequestError if the form of calls is not known."""
@@ -75,7 +77,7 @@ class Rendering:
         if one_call:
             if not self.call_form:
                 raise BadRequestError("a single tool call cannot be enforced for this model: the form of its calls is not known")
-            ids.append(self._tokenizer.convert_tokens_to_ids(self.call_form.end_token))
+            ids.append(self.call_form.end[1])
         return ids
 
     def prompt(self, messages: list[Message], tools: list[Tool]) -> list[int]:

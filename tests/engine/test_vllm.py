@@ -129,12 +129,12 @@ def test_a_random_model_calls_the_tool_that_it_must_and_answers_in_the_schema_th
     client = Client(proxy.url, key)
     schema = {"type": "object", "properties": {"kind": {"enum": ["a", "b"]}}, "required": ["kind"], "additionalProperties": False}
     tools = [{"type": "function", "function": {"name": name, "description": "", "parameters": schema}} for name in ("run", "look")]
-    message = client.message(
-        [user("one")], tools=tools, tool_choice={"type": "function", "function": {"name": "look"}}, parallel_tool_calls=False
-    )
-    (call,) = message["tool_calls"]
-    assert call["function"]["name"] == "look"
-    assert json.loads(call["function"]["arguments"])["kind"] in ("a", "b")
+    look = {"type": "function", "function": {"name": "look"}}
+    for number in range(10):  # it says something else each time, with marks of its form among its thoughts and spelt in letters
+        message = client.message([user(f"one {number}")], tools=tools, tool_choice=look, parallel_tool_calls=False)
+        (call,) = message["tool_calls"]
+        assert call["function"]["name"] == "look"
+        assert json.loads(call["function"]["arguments"])["kind"] in ("a", "b")
     message = client.message([user("two")], tools=tools, tool_choice="required")
     assert {call["function"]["name"] for call in message["tool_calls"]} <= {"run", "look"}
     form = {"type": "json_schema", "json_schema": {"name": "kind", "schema": schema}}

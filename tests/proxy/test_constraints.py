@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.canonical import Question
-from proxy.constraints import HERMES, before_stop, structured_outputs, until_stop
+from proxy.constraints import before_stop, hermes, structured_outputs, until_stop
 from proxy.dialects.chat import ChatCompletions
 from proxy.dialects.gemini import Gemini
 from proxy.dialects.messages import Messages
@@ -18,6 +18,8 @@ from tests.proxy.clients import FLAT_TOOL, TOOL, Client, call_text, events, user
 from tests.support.proxy import Proxy
 from tests.support.stub_engine import StubEngine
 
+MARKS = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
+FORM = hermes(MARKS.index)
 NAME = "exec_command"
 OTHER = {"type": "function", "function": {"name": "other", "description": "", "parameters": {}}}
 SCHEMA = {"type": "object", "properties": {"port": {"type": "integer"}}, "required": ["port"]}
@@ -115,7 +117,7 @@ def test_what_is_asked_for_is_part_of_the_question() -> None:
 
 
 def form_of(question: Question) -> Any:
-    outputs = structured_outputs(question, HERMES, 100)
+    outputs = structured_outputs(question, FORM, 100)
     assert outputs
     return json.loads(outputs["structural_tag"])["format"]["elements"][1]
 
@@ -123,17 +125,30 @@ def form_of(question: Question) -> Any:
 def test_a_forced_call_is_a_tag_of_each_tool_that_may_be_called() -> None:
     form = form_of(chat(tool_choice=FUNCTION, parallel_tool_calls=False))
     (tag,) = form["tags"]
-    assert tag["begin"] + "{}" + tag["end"] == '<tool_call>\n{"name": "exec_command", "arguments": {}}\n</tool_call>'
-    assert tag["content"]["json_schema"] == PARAMETERS
+    opening, arguments, closing = tag["content"]["elements"]
+    begin, end = (MARKS[mark["token"]] for mark in (tag["begin"], tag["end"]))
+    written = begin + opening["value"] + "{}" + closing["value"] + end
+    assert written == '<tool_call>\n{"name": "exec_command", "arguments": {}}\n</tool_call>'
+    assert arguments["json_schema"] == PARAMETERS
     assert (form["at_least_one"], form["stop_after_first"]) == (True, True)
-    assert [tag["begin"] for tag in form_of(chat(tool_choice="required"))["tags"]][1].endswith('"other", "arguments": ')
+    other = form_of(chat(tool_choice="required"))["tags"][1]
+    assert other["content"]["elements"][0]["value"].endswith('"other", "arguments": ')
+
+
+def test_a_thought_before_a_forced_call_has_none_of_the_marks_that_would_end_the_answer() -> None:
+    outputs = structured_outputs(chat(tool_choice="required"), FORM, 100)
+    assert outputs
+    thought = json.loads(outputs["structural_tag"])["format"]["elements"][0]["content"]["elements"][0]
+    assert thought["content"]["excludes"] == MARKS
+    assert (MARKS[thought["begin"]["token"]], MARKS[thought["end"]["token"]]) == ("<think>", "</think>")
+    assert thought["content"]["max_tokens"] == 50
 
 
 def test_a_schema_beside_tools_leaves_the_choice() -> None:
     form = form_of(chat(response_format={"type": "json_object"}))
     assert [element["type"] for element in form["elements"]] == ["json_schema", "tags_with_separator"]
     assert form_of(chat(tools=[], response_format={"type": "json_object"}))["json_schema"] == {"type": "object"}
-    assert structured_outputs(chat(), HERMES, 100) is None
+    assert structured_outputs(chat(), FORM, 100) is None
 
 
 def test_a_call_cannot_be_forced_if_its_form_is_not_known() -> None:
@@ -178,6 +193,14 @@ def test_one_call_ends_the_answer(proxy: Proxy, stub: StubEngine, member: int) -
     Client(proxy.url, key).chat([user("hi")], parallel_tool_calls=False)
     assert [stub.text([token]) for token in stub.params[-1]["stop_token_ids"]][-1] == "</tool_call>"
     assert "structured_outputs" not in stub.params[-1]
+
+
+def test_a_grammar_may_have_the_mark_that_ends_a_call(proxy: Proxy, stub: StubEngine, member: int) -> None:
+    stub.script = lambda _: call_text("ls")
+    _, key = proxy.open(member)
+    Client(proxy.url, key).chat([user("hi")], parallel_tool_calls=False, tool_choice="required")
+    assert "</tool_call>" not in [stub.text([token]) for token in stub.params[-1]["stop_token_ids"]]
+    assert "structured_outputs" in stub.params[-1]
 
 
 def test_an_answer_under_a_grammar_is_sampled_anew_when_it_breaks_off(proxy: Proxy, stub: StubEngine, member: int) -> None:
